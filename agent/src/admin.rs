@@ -9,5 +9,6 @@ pub mod query;
 mod refusal;
 mod resolver;
 pub mod server;
+pub mod standby;
 mod status;
 pub mod why;

@@ -7,6 +7,7 @@
 //! ```
 
 mod core_config;
+mod identity_tasks;
 mod kernel;
 mod listeners;
 mod pages;
@@ -40,16 +41,19 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{kernel::NodeParts, listeners::Listeners, resolving::Resolving};
 use crate::{
     cleanup::{self, Places},
-    config::Config,
+    config::{Config, Settings},
     dnsproxy::BuiltinProxy,
     epoch::{self, StateDirLock},
     lane::Lane,
     listener, liveness,
     netns_lock::NetnsLock,
     netpol,
+    ownership::{Owned, Ownership},
     proxies::{Proxies, RulesTable},
     restore::Found,
-    runner::{self, CoreHandle, CoreThread, Inbox},
+    runner::identity_feed::IdentityFeed,
+    runner::{self, CoreHandle, CoreThread, Feeds, Inbox},
+    standby::{self, owner_file::OwnerFile},
 };
 
 /// Socket of a Cilium agent.
@@ -59,8 +63,8 @@ const TAKEN_IN: Duration = Duration::from_secs(2);
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Runs until SIGTERM or SIGINT. The datapath stays attached.
-pub async fn run(mut config: Config) -> Result<()> {
+/// Runs until SIGTERM or SIGINT. The datapath stays attached. `settings` is what a standby compares.
+pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     let manager = ServiceManager::of_environment().context("NOTIFY_SOCKET")?;
     Descriptors::raise();
     daemon::map_memory::lift_limit();
@@ -71,11 +75,16 @@ pub async fn run(mut config: Config) -> Result<()> {
         Some(settings) => Some(Api::connect(settings).await?),
         None => None,
     };
-    let lock = StateDirLock::take(&config.flags.state_dir)?;
+    refuse_beside_cilium(&config.flags.bpf_root)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let ownership = tokio::select! {
+        owned = own(&config, &settings) => owned?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
     let presence =
         NetnsLock::of_run().context("the name of this agent in its network namespace")?;
-    refuse_beside_cilium(&config.flags.bpf_root)?;
-    let root_lock = BpfRootLock::take(&config.flags.bpf_root)?;
     // One spelling of the root, whatever links lead to it: filters have it in their names.
     config.flags.bpf_root = std::fs::canonicalize(&config.flags.bpf_root)?;
     let set = config
@@ -86,13 +95,24 @@ pub async fn run(mut config: Config) -> Result<()> {
         .clone()
         .zip(api.clone());
     let places = Places::of(&config);
-    let (config, parts, node) = kernel::prepare(config, api).await?;
+    let ends_if_it_hangs = config.flags.standby.standby.is_some();
+    let (config, mut parts, node) = kernel::prepare(config, api).await?;
+    parts.datapath = Box::new(Owned::new(
+        parts.datapath,
+        ownership.clone(),
+        parts.channel.0.pulse().clone(),
+    ));
     let agent = Agent::start(config, parts).await?;
+    if ends_if_it_hangs {
+        agent
+            .core
+            .end_if_it_hangs()
+            .context("the watchdog's thread")?;
+    }
+    agent.keep(ownership.clone());
     let set = set.map(|(name, api)| OwnSet::start(api, &name));
     agent.look_after(node);
     agent.report_to(manager.clone());
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -113,8 +133,28 @@ pub async fn run(mut config: Config) -> Result<()> {
         }
         cleaned.result()?;
     }
-    drop((root_lock, lock, presence));
+    drop((ownership, presence));
     Ok(())
+}
+
+/// Takes what belongs to one agent: the state directory and the BPF root. A standby waits for them.
+async fn own(config: &Config, settings: &Settings) -> Result<Ownership> {
+    let state_dir = &config.flags.state_dir;
+    let (root, state) = match config.flags.standby.standby {
+        Some(_) => {
+            let root = standby::wait(config, settings).await?;
+            (root, standby::state_dir(config).await?)
+        }
+        None => {
+            let state = StateDirLock::take(state_dir)?;
+            (BpfRootLock::take(&config.flags.bpf_root)?, state)
+        }
+    };
+    let file = OwnerFile::new(&config.node_name, settings.clone());
+    if let Err(error) = file.write(state_dir) {
+        tracing::warn!(%error, "a standby cannot compare its settings with those of this agent");
+    }
+    Ok(Ownership::new(root, state))
 }
 
 /// Dependencies of an agent: those of the kernel, or of a test.
@@ -236,10 +276,14 @@ impl Agent {
 
         let freed = notify_freed(&mut *datapath);
         let resolving = Resolving::new(&config);
+        let feeds = Feeds {
+            resolver: resolving.feed.clone(),
+            identities: IdentityFeed::default(),
+        };
+        let wanted = feeds.identities.clone();
         let proxies = Proxies::default();
         let core = Core::new(core_config::of(&config, &epoch), found.restored);
-        let feed = resolving.feed.clone();
-        let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feed)
+        let (core, thread) = runner::start(channel, core, datapath, proxies.clone(), feeds)
             .context("starting the core's thread")?;
         let rim = Rim::new(core, proxies, maps, epoch);
         tracing::info!(start = rim.epoch.start, "agent starting");
@@ -256,6 +300,8 @@ impl Agent {
         };
         let sources = sources::start(&config, &rim, from).await?;
         damaged.extend_from_slice(sources.endpoints.damaged());
+        let health = sources.cluster.as_ref();
+        let identities = identity_tasks::start(&config, &rim, api.as_ref(), health, &wanted);
         rim.follow_connections(&config, freed);
         let builtin = streams::builtin(&config, &rim, &rules)?;
         let streams = streams::start(&config, &rim, &limits, bound.sdp, bound.fqdndata).await?;
@@ -266,6 +312,7 @@ impl Agent {
             conditions,
             builtin: builtin.clone(),
             resolver: resolver.handle,
+            identities,
             limits,
             api,
         };
@@ -288,6 +335,11 @@ impl Agent {
             }
             None => self.tasks.spawn(Interfaces::clear(node.maps, stop)),
         };
+    }
+
+    /// Ends the process if it loses what it owns.
+    fn keep(&self, ownership: Ownership) {
+        self.tasks.spawn(ownership.watch(self.stop.clone()));
     }
 
     fn report_to(&self, manager: ServiceManager) {

@@ -49,7 +49,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Those of an agent with these settings.
+    /// The places of an agent with these settings.
     pub(crate) fn of(config: &Config) -> Self {
         Self {
             bpf_root: config.flags.bpf_root.clone(),

@@ -1,5 +1,6 @@
 //! What the agent was asked to do: its settings, from flags and environment that are checked once.
 
+mod allocation_args;
 pub mod args;
 mod cluster_args;
 pub mod cluster_command;
@@ -11,6 +12,7 @@ mod existing_dir;
 mod firewall_args;
 mod from_args;
 mod host_name;
+pub mod identity_args;
 mod max_identities;
 pub mod netpol_args;
 pub mod observe_args;
@@ -18,7 +20,9 @@ mod relay_args;
 pub mod render_args;
 mod resolver_args;
 mod run_args;
+mod settings;
 mod source_args;
+mod standby_args;
 pub mod why_args;
 
 use std::path::PathBuf;
@@ -27,6 +31,7 @@ use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::core::CoreConfig;
 use daemon::command_line::metrics_address::MetricsAddress;
 
+pub use allocation_args::{AllocationArgs, IdentityAllocation};
 pub use args::{Cli, ClientArgs, Command};
 pub use cluster_args::ClusterArgs;
 pub use cni_args::{CniArgs, PluginArgs};
@@ -38,7 +43,9 @@ pub use netpol_args::NetpolConfig;
 pub use relay_args::{FollowArgs, RelayArgs};
 pub use resolver_args::{ResolverArgs, ResolverMode};
 pub use run_args::RunArgs;
+pub use settings::Settings;
 pub use source_args::SourceArgs;
+pub use standby_args::{Standby, StandbyArgs};
 
 use crate::resolver::ResolverSettings;
 

@@ -3,8 +3,9 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, Read as _, Seek as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use daemon::state_file::{self, Content, StateFileError, write_json};
@@ -16,6 +17,8 @@ use shared_maps::user::{BOOT_ID, boot_id};
 pub(crate) const LOCK_FILE: &str = "agent.lock";
 const EPOCH_FILE: &str = "epoch.json";
 const VERSION: u32 = 1;
+/// Time between two tries to take the lock of a process that ends.
+const AGAIN: Duration = Duration::from_millis(10);
 /// Mode of the lock file.
 const OWNER_ONLY: u32 = 0o600;
 
@@ -49,7 +52,8 @@ pub enum StateDirError {
 /// Holds the state directory until dropped; a killed process loses it at once.
 #[derive(Debug)]
 pub(crate) struct StateDirLock {
-    _file: Flock<fs::File>,
+    dir: PathBuf,
+    file: Flock<fs::File>,
 }
 
 impl StateDirLock {
@@ -92,7 +96,37 @@ impl StateDirLock {
             // The lock is held all the same.
             tracing::warn!(path = %path.display(), %error, "cannot write the process id into the lock file");
         }
-        Ok(Self { _file: file })
+        Ok(Self {
+            dir: dir.to_owned(),
+            file,
+        })
+    }
+
+    /// As [`Self::take`]; waits for a process that ends.
+    pub(crate) async fn take_within(dir: &Path, limit: Duration) -> Result<Self, StateDirError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match Self::take(dir) {
+                Err(StateDirError::Busy { .. }) if Instant::now() < deadline => {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                taken => return taken,
+            }
+        }
+    }
+
+    /// Makes sure that no other agent can take the directory while this lock is held: if its file was removed or
+    /// replaced, takes the lock of the new one too.
+    pub(crate) fn keep(&mut self) -> Result<(), StateDirError> {
+        let place = |file: fs::Metadata| (file.dev(), file.ino());
+        let there = fs::metadata(self.dir.join(LOCK_FILE)).map(place);
+        let own = self.file.metadata().map(place);
+        if there.is_ok_and(|there| own.is_ok_and(|own| own == there)) {
+            return Ok(());
+        }
+        let dir = self.dir.clone();
+        *self = Self::take(&dir)?;
+        Ok(())
     }
 }
 

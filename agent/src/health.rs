@@ -22,6 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     cni::reports::PluginReports,
     endpoint::source::EndpointBook,
+    identities::view::Identities,
     listener::{Listener, Listeners},
     metrics::{self, Scrape, resolver::ResolverScrape},
     proxies::Proxies,
@@ -52,6 +53,8 @@ pub(crate) struct Health {
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
+    /// What makes CiliumIdentity objects.
+    pub identities: Option<Identities>,
     /// Limits and counters of the connections of every socket.
     pub listeners: Listeners,
 }
@@ -165,6 +168,7 @@ impl Health {
                 .map(|part| (part, self.conditions.of(part)))
                 .to_vec(),
             resolver: self.resolver().await,
+            identities: self.identities.clone(),
             listeners: self.listeners.counts(),
             open_descriptors: Descriptors::open().ok(),
             max_descriptors: self.listeners.limit(),

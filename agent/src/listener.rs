@@ -139,7 +139,7 @@ impl Listeners {
     }
 }
 
-/// Of the CNI plugin's socket, for a process with few other sockets.
+/// The admission at the CNI plugin's socket, for a process with few other sockets.
 pub(crate) fn plugin_admission() -> Admission {
     admission(Listener::Cni.connections(), ConnectionCounts::default())
 }

@@ -4,6 +4,7 @@
 //! core nothing in between.
 
 mod cluster;
+mod cluster_identities;
 mod core;
 pub mod meanings;
 pub mod resolver;
@@ -24,6 +25,7 @@ use shared_maps::event::{Counter, Reason};
 use self::{meanings::OpenSetting, resolver::ResolverScrape};
 use crate::{
     cni::failures::AddFailure,
+    identities::view::Identities,
     listener::Listener,
     proxies::{Proxies, StreamKind},
 };
@@ -60,6 +62,8 @@ pub struct Scrape {
     pub watches: Vec<WatchHealth>,
     /// The resolver of names of EgressFirewalls; none where it does not run.
     pub resolver: Option<ResolverScrape>,
+    /// What makes CiliumIdentity objects; none where the node gives the numbers.
+    pub identities: Option<Identities>,
     /// Sockets with their connections: those that are open, and those that were rejected.
     pub listeners: Vec<(Listener, usize, u64)>,
     /// Descriptors that the agent has open; none where that cannot be seen.
@@ -106,6 +110,7 @@ impl Sample {
         self.policies(&mut out)?;
         self.cluster(&mut out)?;
         self.identities(&mut out)?;
+        self.cluster_identities(&mut out)?;
         self.names(&mut out)?;
         self.resolver(&mut out)?;
         self.firewalls(&mut out)?;
@@ -270,6 +275,7 @@ mod tests {
                 },
             )],
             resolver: None,
+            identities: None,
             listeners: Listener::ALL.iter().map(|of| (*of, 3, 4)).collect(),
             open_descriptors: Some(70),
             max_descriptors: 1024,

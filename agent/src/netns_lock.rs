@@ -53,7 +53,7 @@ pub(crate) struct NetnsLock {
 }
 
 impl NetnsLock {
-    /// For `netpol run`, which enforces alone.
+    /// The lock for `netpol run`, which enforces alone.
     pub(crate) fn of_netpol() -> Result<Self, NetnsError> {
         let lock = bind(NETPOL).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => NetnsError::Busy { pid: holder() },
@@ -65,7 +65,7 @@ impl NetnsLock {
         }
     }
 
-    /// For `run`, which may run beside others of its kind.
+    /// The lock for `run`. Several may run in one namespace.
     pub(crate) fn of_run() -> io::Result<Self> {
         let (pid, now) = (std::process::id(), BootTime::now().nanos());
         bind(&format!("{RUN}{pid}.{now}"))

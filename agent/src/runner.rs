@@ -24,7 +24,11 @@ use agent_core::{
 };
 use dns_policy::boot_time::BootTime;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    sync::{
+        OwnedSemaphorePermit, Semaphore,
+        mpsc::{self, error::TrySendError},
+        oneshot,
+    },
     time::timeout,
 };
 
@@ -39,11 +43,15 @@ const ROOM: u32 = 1 << 19;
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 mod engine;
+pub mod identity_feed;
 mod merge;
+pub(crate) mod pulse;
 mod shared;
 
 use self::{
     engine::Engine,
+    identity_feed::IdentityFeed,
+    pulse::Pulse,
     shared::{Queued, Shared},
 };
 
@@ -85,6 +93,7 @@ pub struct CoreHandle {
     inputs: mpsc::Sender<Input>,
     room: Arc<Semaphore>,
     shared: Arc<Shared>,
+    pulse: Pulse,
 }
 
 /// What a queued event costs: an address 17 bytes or so, a mapping as much as 32 of them.
@@ -193,6 +202,27 @@ impl CoreHandle {
             .await
     }
 
+    /// Signs of life of the core's thread.
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    /// Starts the thread that ends this process if the core hangs.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(crate) fn end_if_it_hangs(&self) -> io::Result<()> {
+        // A sender that lived on would keep the core from ending.
+        let inputs = self.inputs.downgrade();
+        self.pulse.watch(move || {
+            let nothing: Inspection = Box::new(|_| {});
+            inputs.upgrade().is_some_and(|inputs| {
+                let sent = inputs.try_send(Input::Inspect(nothing));
+                !matches!(sent, Err(TrySendError::Closed(_)))
+            })
+        })
+    }
+
     /// Returns when the core's thread has ended.
     pub async fn closed(&self) {
         self.inputs.closed().await;
@@ -248,6 +278,7 @@ pub fn channel() -> (CoreHandle, Inbox) {
         inputs,
         room,
         shared,
+        pulse: Pulse::default(),
     };
     let inbox = Inbox {
         stream_events: receiver,
@@ -256,22 +287,30 @@ pub fn channel() -> (CoreHandle, Inbox) {
     (handle, inbox)
 }
 
+/// What the core gives to tasks that it never waits for.
+#[derive(Debug, Default)]
+pub struct Feeds {
+    pub resolver: ResolverFeed,
+    pub identities: IdentityFeed,
+}
+
 /// Starts the core on a thread of its own.
 pub fn start(
     (handle, inbox): (CoreHandle, Inbox),
     core: Core,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
-    resolver: ResolverFeed,
+    feeds: Feeds,
 ) -> io::Result<(CoreHandle, CoreThread)> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()?;
     let shared = Arc::clone(&handle.shared);
-    shared.begin(Engine::new(core, datapath, proxies, resolver));
+    shared.begin(Engine::new(core, datapath, proxies, feeds));
     let mut runner = Runner {
         inbox,
         owner: Owner(shared),
+        pulse: handle.pulse.clone(),
     };
     let thread = thread::Builder::new()
         .name("core".to_owned())
@@ -284,6 +323,7 @@ struct Runner {
     /// Gone before the engine, whose datapath has a thread that may wait to be heard.
     inbox: Inbox,
     owner: Owner,
+    pulse: Pulse,
 }
 
 /// Stops the engine with the core's thread, although other threads still refer to it.
@@ -297,9 +337,11 @@ impl Drop for Owner {
 
 impl Runner {
     async fn run(&mut self) {
+        self.pulse.is_of_this_thread();
         let mut events = Vec::new();
         loop {
             let input = self.wait(&mut events).await;
+            self.pulse.begin();
             let mut engine = self.owner.0.lock();
             let Some(engine) = engine.as_mut().filter(|engine| !engine.broken) else {
                 return;
@@ -311,6 +353,7 @@ impl Runner {
             }
             if let Some(input) = input {
                 while engine.core.change_in_progress() {
+                    self.pulse.beat();
                     engine.step(Event::ContinueChange);
                 }
                 if !take(engine, input) {
@@ -352,6 +395,7 @@ impl Runner {
                     input = inputs.recv() => Some(input.unwrap_or(Input::Stop)),
                 }
             };
+            self.pulse.rest();
             input = match wait {
                 Some(wait) => timeout(wait, woken).await.unwrap_or_default(),
                 None => woken.await,

@@ -115,6 +115,7 @@ fn endpoint() -> EndpointFile {
             link: Default::default(),
         },
         netns: "/run/netns/pod1".into(),
+        pod: None,
         history: vec![HistoryEntry {
             name: Fqdn::normalise("www.cilium.io"),
             lookup: 1_700_000_000_000_000_001,

@@ -13,6 +13,7 @@ use agent_core::core::snapshot::Summary;
 use agent_datapath::upkeep::{Condition, Part};
 use daemon::metrics::Counts;
 use holdfast_agent::{
+    identities::view::Identities,
     listener::Listener,
     metrics::{self, Scrape, meanings, resolver::ResolverScrape},
     netpol::metrics::NetpolScrape,
@@ -113,6 +114,7 @@ fn agent() -> Vec<Family> {
             ..WatchHealth::default()
         }],
         resolver: Some(ResolverScrape::default()),
+        identities: Some(Identities::default()),
         listeners: Listener::ALL.iter().map(|of| (*of, 0, 0)).collect(),
         open_descriptors: Some(0),
         max_descriptors: 0,
@@ -230,8 +232,8 @@ fn page() -> String {
     out.push_str("\n## holdfast-sdp\n\n");
     table(&mut out, &sdp());
     out.push_str(
-        "\n## holdfast-agent\n\nWhile its built-in proxy runs, also the `holdfast_dns_…` and \
-         `holdfast_proxy_…`\nmetrics above with the results of queries and answers.\n\n",
+        "\n## holdfast-agent\n\nWhile its built-in proxy runs, the agent also has the \
+         `holdfast_dns_…` and\n`holdfast_proxy_…` metrics above, with the results of queries and answers.\n\n",
     );
     table(&mut out, &agent());
     out.push_str("\n## holdfast-agent relay\n\nOn 127.0.0.1:9972.\n\n");

@@ -7,10 +7,14 @@ use holdfast_agent::config::Cli;
 use holdfast_sdp::config::args::Cli as SdpCli;
 
 /// Flags that are different things in different commands, with the reason.
-const DIFFERENT: [(&str, &str); 9] = [
+const DIFFERENT: [(&str, &str); 10] = [
     ("address", "of `observe`: a filter of packets"),
     ("config", "of `cleanup`: the file of `run`"),
     ("enable-policy", "of `endpoint add`: of one endpoint"),
+    (
+        "from",
+        "of `identity assign`: files; of `policy trace`: the sender",
+    ),
     (
         "labels",
         "of `run`: which labels of Pods count; of `endpoint add`: labels",

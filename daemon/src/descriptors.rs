@@ -28,7 +28,7 @@ impl Descriptors {
         self.0
     }
 
-    /// Those that are left beside `others`; a quarter at least.
+    /// The number that is left beside `others`; a quarter at least.
     pub fn beside(self, others: usize) -> Self {
         Self(self.0.saturating_sub(others).max(self.0 / 4))
     }

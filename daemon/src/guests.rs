@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 /// Pause after a failed accept: the process has no descriptor, or the kernel has no memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// All connections of one socket. Clones are one.
+/// All connections of one socket. All clones share one state.
 #[derive(Clone, Debug)]
 pub struct Guests<P> {
     state: Arc<Mutex<State<P>>>,
@@ -57,7 +57,7 @@ pub struct Guest<P: Copy + Eq + Hash + Ord> {
     _existing: Option<OwnedSemaphorePermit>,
 }
 
-/// How many connections a socket has and has rejected: for metrics. Clones are one.
+/// How many connections a socket has and has rejected: for metrics. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCounts(Arc<Counts>);
 
@@ -83,7 +83,7 @@ impl ConnectionCounts {
     }
 }
 
-/// Whether a connection has requests. Clones are one.
+/// Whether a connection has requests. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(Arc<Requests>);
 

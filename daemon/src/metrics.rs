@@ -80,7 +80,7 @@ impl<L: Label> Counts<L> {
         }
     }
 
-    /// Those of `label` so far.
+    /// Events with `label` so far.
     pub fn get(&self, label: L) -> u64 {
         let count = self.counts.get(label.index());
         count.map_or(0, |count| count.load(Ordering::Relaxed))

@@ -152,6 +152,17 @@ pub fn lock(mut dir: File, limit: Duration) -> io::Result<Option<Flock<File>>> {
     }
 }
 
+/// Locks an opened directory as soon as no other process has it locked. Blocks this thread.
+pub fn wait(mut dir: File) -> io::Result<Flock<File>> {
+    loop {
+        dir = match Flock::lock(dir, FlockArg::LockExclusive) {
+            Ok(locked) => return Ok(locked),
+            Err((dir, Errno::EINTR)) => dir,
+            Err((_, errno)) => return Err(errno.into()),
+        };
+    }
+}
+
 /// Process that holds a lock on this file or directory, if this process can see it.
 pub fn holder(file: &File) -> Option<u32> {
     let found = file.metadata().ok()?;

@@ -131,7 +131,7 @@ fn bound(at: SocketAddr, kind: Type) -> io::Result<Socket> {
 /// queue stays readable.
 ///
 /// # Errors
-/// Those of connect(2).
+/// The errors of connect(2).
 pub fn deafen(socket: &OwnedFd, ipv6: bool) -> io::Result<()> {
     let peer: IpAddr = if ipv6 {
         Ipv6Addr::LOCALHOST.into()

@@ -16,7 +16,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// The service manager, if there is one. Cheap to clone; all clones are one.
+/// The service manager, if there is one. Cheap to clone; all clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceManager {
     socket: Option<Arc<UnixDatagram>>,

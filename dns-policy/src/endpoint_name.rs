@@ -10,10 +10,14 @@ const DOCUMENTS: [&str; 3] = [".yaml", ".yml", ".json"];
 pub struct EndpointNames<'a> {
     /// Its number.
     pub id: u16,
-    /// Its key at its source, for example `cli/pod1/eth0`, `dir/c1.yaml` or `container/web`.
+    /// Its key at its source, for example `cli/pod1/eth0` or `dir/c1.yaml`.
     pub key: &'a str,
     /// Its pod, `namespace/name`.
     pub pod: Option<&'a str>,
+    /// Where it is: a container, such as `podman/web`, or the name or path of a network namespace.
+    pub place: &'a str,
+    /// Its host-side interface.
+    pub interface: &'a str,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }
@@ -21,9 +25,9 @@ pub struct EndpointNames<'a> {
 /// How well a text names an endpoint. The better one is less.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
-    /// Number, key, pod or address.
+    /// Number, key, pod, place or address.
     Whole,
-    /// Name of the pod, or a part of the key: a container, a network namespace, a document.
+    /// Name of the pod, a part of the key or place (a container, a network namespace, a document), or the interface.
     Part,
 }
 
@@ -32,14 +36,18 @@ impl EndpointNames<'_> {
         let address = text.parse::<IpAddr>().ok();
         let is_whole = self.id.to_string() == text
             || self.key == text
+            || stem(self.key) == text
             || self.pod == Some(text)
+            || self.place == text
             || address.is_some_and(|address| self.addresses.contains(&address));
         let of_pod = self.pod.and_then(|pod| pod.rsplit('/').next());
-        let mut parts = self.key.split('/').chain(of_pod);
-        match is_whole {
+        let of_place = self.place.rsplit('/').next();
+        let parts = self.key.split('/').chain(of_pod).chain(of_place);
+        let mut parts = parts.chain([self.interface]);
+        match is_whole && !text.is_empty() {
             true => Some(Match::Whole),
             false => parts
-                .any(|part| part == text || stem(part) == text)
+                .any(|part| !text.is_empty() && (part == text || stem(part) == text))
                 .then_some(Match::Part),
         }
     }
@@ -67,7 +75,7 @@ pub enum NoEndpoint {
     /// There is none.
     #[error(
         "there is no endpoint {0}: give its number, key, name, pod (namespace/name), container \
-         (container/NAME) or address; `holdfast-agent endpoint list` shows them"
+         (podman/NAME) or address; `holdfast-agent endpoint list` shows them"
     )]
     Unknown(String),
     /// There are several.
@@ -86,18 +94,22 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_called_by_whatever_a_list_shows_of_it() {
-        let names = |id, key, pod: Option<&'static str>, address: &str| EndpointNames {
+        let names = |id, key, place: &'static str, address: &str| EndpointNames {
             id,
             key,
-            pod,
+            pod: place.strip_prefix("pod "),
+            place: place
+                .strip_prefix("pod ")
+                .map_or(place, |_| "/run/netns/cni-1"),
+            interface: if id == 2 { "vb-c1" } else { "lxc" },
             addresses: address.parse().into_iter().collect(),
         };
         let all = [
-            names(1, "cli/pod1/eth0", None, "10.0.0.1"),
-            names(2, "dir/c1.yaml", None, "10.0.0.2"),
-            names(3, "cni/abc/eth0", Some("shop/web-1"), "10.0.0.3"),
-            names(4, "container/web", None, "2001:db8::4"),
-            names(5, "cli/10.0.0.1/eth0", None, "10.0.0.5"),
+            names(1, "cli/pod1/eth0", "pod1", "10.0.0.1"),
+            names(2, "dir/c1.yaml", "c-one", "10.0.0.2"),
+            names(3, "cni/abc/eth0", "pod shop/web-1", "10.0.0.3"),
+            names(4, "dir/shop.yaml#2", "podman/web", "2001:db8::4"),
+            names(5, "cli/10.0.0.1/eth0", "", "10.0.0.5"),
         ];
         let called = |text: &str| {
             let all = all.iter().map(|names| (names.id, names.clone()));
@@ -109,9 +121,13 @@ mod tests {
             ("pod1", &[1]),
             ("c1", &[2]),
             ("c1.yaml", &[2]),
+            ("dir/c1", &[2]),
+            ("vb-c1", &[2]),
             ("shop/web-1", &[3]),
             ("web-1", &[3]),
-            ("container/web", &[4]),
+            ("podman/web", &[4]),
+            ("docker/web", &[]),
+            ("cni-1", &[3]),
             ("web", &[4]),
             ("2001:db8:0::4", &[4]),
             // An address before a namespace of that name.

@@ -113,6 +113,15 @@ impl Options {
         options
     }
 
+    /// The same with the chart's value `identities.mode: cluster`: CiliumIdentities, and the rights to
+    /// create and delete them.
+    pub fn and_identities(mut self) -> Self {
+        let documents = chart::of_identities(NAMESPACE, ACCOUNT, &self.reader);
+        self.documents
+            .extend(documents.expect("the chart has YAML"));
+        self
+    }
+
     fn read_by(reader: &str, resolver: ResolverRole) -> Self {
         let documents = chart::of_release(NAMESPACE, ACCOUNT, reader, resolver);
         Self {
@@ -122,6 +131,7 @@ impl Options {
             starts_for: Duration::from_secs(1),
             account: (NAMESPACE.to_owned(), ACCOUNT.to_owned()),
             node: None,
+            reader: reader.to_owned(),
         }
     }
 

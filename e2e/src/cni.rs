@@ -50,7 +50,7 @@ pub struct CniError {
 }
 
 impl Sandbox {
-    /// Of a pod that the lab made, `default/<name>`.
+    /// The sandbox of a pod that the lab made, `default/<name>`.
     pub fn new(pod: &Pod, name: &str) -> Self {
         Self {
             container: format!("c0ffee-{name}"),

@@ -36,9 +36,9 @@ const BLOCKS: u8 = 250;
 pub struct StormReport {
     /// Kills of a ready agent, and of a starting one.
     pub kills: u32,
-    /// Of these, the kills that left a map partly written.
+    /// Those of the kills that left a map partly written.
     pub within_plan: u32,
-    /// Of these, the kills within five seconds of the agent's confirmation of a new name, from the
+    /// Those of the kills that came within five seconds of the agent's confirmation of a new name, from the
     /// released answer to the kill. A starting agent confirmed nothing.
     pub after_ack: u32,
     /// The longest of these times.

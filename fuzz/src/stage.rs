@@ -1,4 +1,4 @@
-//! A main path with one endpoint that may ask names below `good.test`.
+//! The proxy's main path, with one endpoint that may look up names below `good.test`.
 
 use std::{
     net::{IpAddr, Ipv4Addr},

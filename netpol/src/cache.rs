@@ -31,11 +31,11 @@ pub enum Object {
 /// Identifies an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
-    /// Namespace and name.
+    /// Namespace and name of a pod.
     Pod(PodId),
-    /// Of a namespace: its name.
+    /// The name of a namespace.
     Namespace(Arc<str>),
-    /// Also of a namespace and a name.
+    /// Namespace and name of a policy.
     Policy(PolicyId),
 }
 

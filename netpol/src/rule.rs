@@ -12,8 +12,8 @@ use crate::{
 
 /// A permission or a refusal for some packets.
 ///
-/// Of two rules the one that is about a part of the other's packets orders first, so that the
-/// first rule of a sorted list that is about a packet is the closest one.
+/// If one rule is about a part of the packets of another rule, it orders first. So the first rule in a
+/// sorted list that matches a packet is the closest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     /// Addresses of senders.

@@ -109,17 +109,7 @@ async fn serve(
         }
     });
 
-    let sink = Arc::clone(&shared.agent.sink);
-    shared
-        .agent
-        .journal
-        .start(&config.flags.journal_dir, &config.name, move |written| {
-            sink.adopt(&written);
-        });
-    shared
-        .agent
-        .rules_journal
-        .open(&config.flags.journal_dir, &config.name);
+    open_journals(shared);
     let admin = Admin::start(admin_listeners, shared)?;
     restore_rules(shared);
     let stop = CancellationToken::new();
@@ -148,6 +138,18 @@ async fn serve(
     stop.cancel();
     drop(admin);
     Ok(())
+}
+
+fn open_journals(shared: &Shared) {
+    let Shared { agent, config, .. } = shared;
+    let sink = Arc::clone(&agent.sink);
+    let directory = &config.flags.journal_dir;
+    agent
+        .journal
+        .start(directory, &config.name, move |written| {
+            sink.adopt(&written);
+        });
+    agent.rules_journal.open(directory, &config.name);
 }
 
 fn build_proxy(shared: &Shared) -> Arc<Proxy> {
@@ -288,16 +290,26 @@ fn proxy_config(shared: &Shared) -> ProxyConfig {
     }
 }
 
+/// The port of the proxies is bound by a program that does not share it.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}: another program holds the port and does not share it with this user (`ss -lntup sport \
+     = :{port}` shows the process): stop it, or choose another --tofqdns-proxy-port here and in the \
+     agent. If it is holdfast-agent, which holds the port so that no other user takes it, start this \
+     proxy as root as well: it drops its privileges by itself"
+)]
+pub struct PortTaken {
+    error: String,
+    port: u16,
+}
+
 fn explain_bind(error: &ListenError, port: u16) -> anyhow::Error {
     let remedy = match error {
         ListenError::Socket { source, .. } => match source.kind() {
-            io::ErrorKind::AddrInUse => Some(format!(
-                "another program holds the port and does not share it with this user (`ss -lntup \
-                 sport = :{port}` shows the process): stop it, or choose another \
-                 --tofqdns-proxy-port here and in the agent. If it is holdfast-agent, which holds \
-                 the port so that no other user takes it, start this proxy as root as well: it \
-                 drops its privileges by itself",
-            )),
+            io::ErrorKind::AddrInUse => {
+                let error = error.to_string();
+                return PortTaken { error, port }.into();
+            }
             io::ErrorKind::PermissionDenied => {
                 Some("run as root or with CAP_NET_ADMIN and CAP_NET_RAW".to_owned())
             }

@@ -9,7 +9,7 @@ use std::{
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// The two phases as tokens. Clones are one.
+/// The two phases as tokens. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Drain {
     leave: CancellationToken,

@@ -1,8 +1,8 @@
-//! Whether this process can answer queries: only then it takes steering slots.
+//! Whether this process can answer queries. A proxy takes steering slots only if it can.
 //!
-//! A proxy without rules refuses what another proxy of the port would allow. An agent of Cilium
-//! sends states without rules for a while after its start, so that such a state is no sign that
-//! there are none.
+//! A proxy without rules refuses queries that another proxy of the port would allow. A Cilium agent
+//! sends snapshots without rules for a while after its start. So a snapshot without rules does not
+//! show that there are no rules.
 
 use std::{
     fs::File,
@@ -13,10 +13,10 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 
-/// States of a Cilium agent that bring no rules for this long mean that there are none.
+/// If the snapshots of a Cilium agent have no rules for this long, there are no rules.
 pub(crate) const NO_RULES_AFTER: Duration = Duration::from_secs(15);
 
-/// The composition root sets it, the workers read it. Cheap to clone; all clones are one.
+/// The composition root sets it, the workers read it. Cheap to clone; all clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<ArcSwapOption<String>>);
 
@@ -40,9 +40,9 @@ impl Gate {
 pub enum SentRules {
     /// The agent has sent no rules since the process started.
     None,
-    /// All rules there are (native service).
+    /// All rules that there are (native service).
     Whole,
-    /// A state, which may be one of a start (FQDNData), first at this time.
+    /// Snapshots (FQDNData), the first one at this time. They may lack rules while the agent starts.
     State(Instant),
 }
 
@@ -67,18 +67,19 @@ pub(crate) fn can_answer(
     }
 }
 
-/// Which UDP ports have sockets. Opened before files cannot be opened any more.
+/// The kernel's lists of UDP sockets. They are opened at the start, because the sandbox of the process
+/// later allows no new files.
 #[derive(Debug)]
 pub(crate) struct BoundPorts(Vec<File>);
 
 impl BoundPorts {
-    /// Opens the gate of this network namespace.
+    /// Opens the lists of UDP sockets of this network namespace.
     pub(crate) fn open() -> io::Result<Self> {
         let files = ["/proc/net/udp", "/proc/net/udp6"].map(File::open);
         Ok(Self(files.into_iter().collect::<Result<_, _>>()?))
     }
 
-    /// Without any: no port counts as bound.
+    /// Has no list: no port counts as bound.
     pub(crate) fn unknown() -> Self {
         Self(Vec::new())
     }

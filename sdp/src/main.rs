@@ -1,6 +1,6 @@
 //! `holdfast-sdp`: runs the proxy, or sends a request to running ones.
 
-use std::{ffi::OsString, fmt::Display, process::ExitCode};
+use std::{ffi::OsString, fmt::Display, io, process::ExitCode};
 
 use clap::{CommandFactory as _, Parser};
 use daemon::command_line::{
@@ -42,8 +42,8 @@ fn main() -> ExitCode {
     match app::run(config, recent_warnings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = failed(FAILED, &format!("{error:#}"));
-            if !user.is_root() {
+            let code = failed(FAILED, &failure::causes(&*error));
+            if !user.is_root() && !is_taken(&error) {
                 // The kernel's own error rarely shows it.
                 let hint = format!(
                     "this process was started by user {user}, not by root: start it as root (it changes \
@@ -54,6 +54,13 @@ fn main() -> ExitCode {
             code
         }
     }
+}
+
+/// Whether another process has the port or socket. Root cannot bind it either.
+fn is_taken(error: &anyhow::Error) -> bool {
+    let in_use = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    let mut causes = error.chain();
+    error.is::<app::PortTaken>() || causes.any(|cause| cause.downcast_ref().is_some_and(in_use))
 }
 
 fn failed(code: u8, error: &dyn Display) -> ExitCode {

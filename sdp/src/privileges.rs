@@ -108,9 +108,9 @@ pub struct Privileges {
     pub capabilities: Vec<String>,
     /// Whether Landlock limits which files can be opened; none if nothing was asked for.
     pub files: Option<bool>,
-    /// Whether system calls that it never needs fail.
+    /// Whether system calls fail that the process never needs.
     pub calls: bool,
-    /// Those of them that only older kernels need: CAP_BPF to open a pinned map (before Linux 5.19),
+    /// Capabilities that only older kernels need: CAP_BPF to open a pinned map (before Linux 5.19),
     /// CAP_NET_ADMIN to mark a socket (before 5.17).
     pub for_kernel: Vec<String>,
 }

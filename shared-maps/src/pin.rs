@@ -17,6 +17,8 @@ pub const TRANSPARENT: &str = "holdfast/transparent";
 /// Lock of the agent that owns all pins below the root: a directory, because a BPF file system has
 /// no regular files. Only root may open it.
 pub const AGENT_LOCK: &str = "holdfast/locks/agent";
+/// Lock of the agent that waits for [`AGENT_LOCK`]: of several, one waits for it. Only root may open it.
+pub const STANDBY_LOCK: &str = "holdfast/locks/standby";
 /// Lock for loading the steering program. Only root may open it.
 pub const PROGRAMS_LOCK: &str = "holdfast/locks/programs";
 /// Lock for taking a steering slot. Only root and the proxies' group may open it.

@@ -82,7 +82,7 @@ pub struct PolicyValue {
     pub flags: u8,
     /// Bits 0..7 authentication type, bit 7 explicit.
     pub auth: u8,
-    /// Of several entries that match, the one with the highest precedence decides.
+    /// If several entries match, the one with the highest precedence decides.
     pub precedence: u32,
     /// Number for Cilium's policy log. Holdfast leaves it zero.
     pub cookie: u32,

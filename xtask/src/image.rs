@@ -131,7 +131,10 @@ pub(crate) fn build(profile: Profile) -> Result<[PathBuf; 2]> {
         }
         process::run(build)
     };
-    cargo(IMAGES.iter().map(|image| image.program).collect(), None)?;
+    match profile {
+        Profile::Release => cargo(IMAGES.iter().map(|image| image.program).collect(), None)?,
+        Profile::Debug => process::run(workspace::build())?,
+    }
     let also: Vec<&str> = IMAGES
         .iter()
         .flat_map(|image| image.also)

@@ -69,7 +69,7 @@ enum Task {
         tier: Option<test::Tier>,
         /// Only tests whose name, `file::test`, contains this
         filter: Option<String>,
-        /// Of the tier `kernels`: only this kernel, without the change from one to another
+        /// Runs the tier `kernels` on this kernel only, without the change from one to another
         #[arg(long, value_enum)]
         kernel: Option<kernels::Kernel>,
     },

@@ -130,7 +130,7 @@ fn read(name: &str, text: &str, parsed: &syn::File, figures: &mut Figures) {
     }
 }
 
-/// `test`, or `any(test, …)`: the others are features for tests of other crates.
+/// `test`, or `any(test, …)`, whose other members are features for tests of other crates.
 fn is_test(meta: &Meta) -> bool {
     let Meta::List(list) = meta else {
         return meta.path().is_ident("test");

@@ -1,6 +1,9 @@
 //! Paths in this repository.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -56,6 +59,15 @@ pub(crate) fn is_test_file(file: &Path) -> bool {
         ["tests", "tests.rs", "testing", "testing.rs"].contains(&&*part)
             || part.ends_with("_tests.rs")
     })
+}
+
+/// The command that builds every program and test in the dev profile. All in one go and with the features of
+/// `cargo test`: cargo would build the crates twice for a smaller selection, which has other features.
+pub(crate) fn build() -> Command {
+    let build = ["build", "--locked", "--workspace", "--exclude", BPF];
+    let mut command = process::command("cargo", &build);
+    command.args(["--lib", "--bins", "--tests"]);
+    command
 }
 
 /// Files that git knows or would add, relative to the root.

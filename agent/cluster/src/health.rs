@@ -14,7 +14,7 @@ use super::resource::Resource;
 /// A node may be without an agent for so long: the pod of an agent is replaced.
 const UNATTENDED_AFTER: Duration = Duration::from_secs(30);
 
-/// Of all watches; shared by the watches, `status` and the metrics.
+/// The state of all watches. The watches, `status` and the metrics share it.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterHealth {
     server: Arc<str>,
@@ -115,7 +115,7 @@ impl ClusterHealth {
         }
     }
 
-    /// Of watches of these kinds that have not begun.
+    /// The state before the watches of these kinds have begun.
     pub(crate) fn new(server: &str, resources: &'static [Resource]) -> Self {
         let begin = Instant::now();
         let state = State {

@@ -20,13 +20,13 @@ pub use self::read::{Stored, read};
 
 /// Name of the file in the state directory.
 const FILE: &str = "cluster.json";
-/// Ending of what is read of the first listing, before it is complete.
+/// Ending of the file with the part of the first listing that was read so far.
 const PARTIAL: &str = ".partial";
 /// Version of the file that this program writes.
 const VERSION: u32 = 1;
 
-/// Which cluster a listing is of, by what an agent knows before the API server answers. What
-/// identifies a cluster is the uid of its namespace kube-system, which is one of the objects.
+/// The cluster of a listing, described by the facts that an agent knows before the API server answers.
+/// The uid of the namespace kube-system identifies a cluster, but it is one of the listed objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// URL of the API server.
@@ -73,15 +73,15 @@ pub enum ListingError {
 pub struct ListingFile {
     path: PathBuf,
     origin: Origin,
-    /// What the changes are changes of; none = of nothing.
+    /// The file to which the next changes apply; none = they apply to an empty listing.
     base: Option<PathBuf>,
 }
 
 impl ListingFile {
-    /// In a state directory. What is there stays until a listing is complete.
+    /// Writes the listing in a state directory. The file that is there stays until a listing is complete.
     pub fn new(state: &Path, origin: Origin) -> Self {
         let path = Self::path(state);
-        // Of a run that was ended while it listed.
+        // A run that was ended while it listed left this file.
         let _absent = fs::remove_file(ending(&path, PARTIAL));
         Self {
             path,
@@ -95,7 +95,7 @@ impl ListingFile {
         state.join(FILE)
     }
 
-    /// Takes changes of a listing that is not complete yet.
+    /// Writes changes of a listing that is not complete yet.
     pub(crate) fn spill(&mut self, changes: &Changed) -> io::Result<()> {
         let partial = ending(&self.path, PARTIAL);
         let new = ending(&partial, ".new");

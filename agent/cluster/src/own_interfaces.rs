@@ -20,9 +20,9 @@ const IPVS: &str = "kube-ipvs0";
 /// The node's interfaces at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnInterfaces {
-    /// Addresses of all, loopback included.
+    /// Addresses of all interfaces, loopback included.
     pub addresses: BTreeSet<IpAddr>,
-    /// Those that are the node's: without addresses of Services that kube-proxy or NodeLocal
+    /// Addresses that are the node's: without addresses of Services that kube-proxy or NodeLocal
     /// DNSCache puts on interfaces of its own.
     pub own: BTreeSet<IpAddr>,
     /// What they say about Services.

@@ -30,6 +30,8 @@ pub struct RelayConfig {
     /// `--without-service-cidrs` is given: the kind ServiceCIDR may then be absent, and the agents
     /// have the blocks of Services from `--k8s-service-cidr`.
     pub has_service_blocks: bool,
+    /// Identities of the cluster are objects (`--identity-allocation=cluster`): the relay sends them.
+    pub has_identities: bool,
     /// Address on which the relay accepts agents.
     pub listen: SocketAddr,
     /// None = plain text, on loopback only.

@@ -24,12 +24,21 @@ pub(crate) enum Absence {
     Definition,
     /// As [`Self::Definition`], of a kind that a cluster may do without: it has no objects of it.
     Optional,
+    /// As [`Self::Definition`], and a missing right (403) counts as absence, too: no policy waits for the
+    /// objects, because each agent gives numbers of its own without them.
+    Numbers,
     /// The cluster is older than Kubernetes 1.33, and `--k8s-service-cidr` says the same.
     Release,
 }
 
-/// Every kind that is watched. Namespaces come before pods: then pods are complete at once.
-pub const RESOURCES: &[Resource] = &[
+/// Kinds that agents and relays watch. Namespaces come before pods: then pods are complete at once.
+pub const RESOURCES: &[Resource] = match WITH_IDENTITIES.split_last() {
+    Some((_identity, others)) => others,
+    None => &[],
+};
+
+/// The same, of a cluster whose identities are objects (`--identity-allocation=cluster`).
+pub const WITH_IDENTITIES: &[Resource] = &[
     NAMESPACE,
     POD,
     SERVICE,
@@ -42,6 +51,7 @@ pub const RESOURCES: &[Resource] = &[
     CILIUM_NODE,
     EGRESS_FIREWALL,
     DNS_NAME_RESOLVER,
+    CILIUM_IDENTITY,
 ];
 
 /// Kinds that `netpol run` watches: NetworkPolicies with the objects that they select, and the
@@ -151,6 +161,14 @@ const DNS_NAME_RESOLVER: Resource = Resource {
     absence: Absence::Optional,
 };
 
+const CILIUM_IDENTITY: Resource = Resource {
+    kind: "CiliumIdentity",
+    version: "cilium.io/v2",
+    plural: "ciliumidentities",
+    selector: "",
+    absence: Absence::Numbers,
+};
+
 impl Resource {
     /// The same, of a cluster that may do without its definition.
     const fn optional(self) -> Self {
@@ -168,11 +186,43 @@ impl Resource {
         }
     }
 
+    /// The chart's values that install its definition, in words.
+    pub(crate) fn installed_by(&self) -> &'static str {
+        match self.absence == Absence::Numbers {
+            true => "chart values identities.mode=cluster and crds.install",
+            false => "chart value crds.install",
+        }
+    }
+
+    /// The role of the chart with the rights to read it, in words.
+    pub(crate) fn role(&self) -> &'static str {
+        match self.absence == Absence::Numbers {
+            true => {
+                "the ClusterRole holdfast-identities-reader (chart value identities.mode=cluster)"
+            }
+            false => "the agent's ClusterRole, as the chart has it",
+        }
+    }
+
     /// As roles name it: `pods`, or `ciliumnodes.cilium.io`.
     pub(crate) fn qualified(&self) -> String {
         match self.version.split_once('/') {
             Some((group, _)) => format!("{}.{group}", self.plural),
             None => self.plural.to_owned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_the_only_kind_that_the_mode_adds() {
+        let kinds = |all: &[Resource]| all.iter().map(|one| one.kind).collect::<Vec<_>>();
+        let mut added = kinds(WITH_IDENTITIES);
+        added.retain(|kind| !kinds(RESOURCES).contains(kind));
+        assert_eq!(added, ["CiliumIdentity"]);
+        assert_eq!(RESOURCES.len() + 1, WITH_IDENTITIES.len());
     }
 }

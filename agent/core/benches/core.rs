@@ -13,7 +13,7 @@ use holdfast_agent_core::{
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-/// Selectors by name and by pattern.
+/// Number of pairs of selectors: one by name and one by pattern.
 const PAIRS: u32 = 1000;
 /// Number of selectors, and of identities.
 const MANY: u32 = 10_000;

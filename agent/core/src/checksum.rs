@@ -24,6 +24,11 @@ impl Sum {
         }
     }
 
+    /// The sum as a number.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     pub fn hex(self) -> String {
         format!("{:016x}", self.0)
     }

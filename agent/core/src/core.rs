@@ -6,14 +6,13 @@
 //! `Core` is synchronous and does no I/O: time and the outcome of each step are
 //! passed in.
 //!
-//! Its state is in parts. A part owns its fields, which no other file sees, and states its
-//! invariant: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
-//! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`,
-//! `publication`, `retry`; beside them `intake` and `reconcile`. What waits for the outcome
-//! of a plan is in the `plan`. The other files decide across parts: handlers of events change
-//! the model and mark the entries that differ from it, and one `flush` at the end of the event plans
-//! their writes. Two events have an earlier flush too: the one that makes all sources complete (the
-//! sync), and the end of the grace after a restart.
+//! Its state is in parts: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
+//! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`, `publication`, `retry`,
+//! `intake` and `reconcile`. Each part owns its fields, which no other file sees, and its file states
+//! the invariant. Changes that wait for the outcome of a plan are in the `plan`. The other files decide
+//! across parts: handlers of events change the model and mark the map entries that differ from it. One
+//! `flush` at the end of the event plans the writes of these entries. Two events have an earlier flush
+//! too: the one that makes all sources complete (the sync), and the end of the grace after a restart.
 //!
 //! By subject: `mappings` takes answers, `resolved` and `clean` hold names; `changes` takes policy,
 //! `endpoints`, `pods` and `services` the rest of the cluster; `identities` gives numbers to labels;
@@ -32,6 +31,7 @@ mod endpoints;
 pub mod event;
 mod flush;
 mod identities;
+pub mod identities_in_use;
 mod mappings;
 pub mod packet_view;
 pub mod plan;
@@ -46,6 +46,7 @@ pub mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod view;
+mod wanted_identities;
 pub mod why;
 
 pub use crate::core::state::location::{Directory, EndpointLocation};
@@ -90,8 +91,10 @@ impl Core {
         let mut plan = Plan::default();
         if state.restoration.start() {
             state.start(&mut plan);
+            state.numbers.begin();
         }
         state.retry_due();
+        state.end_waiting();
         self.handle(&mut plan, event);
         let state = &mut self.state;
         if state.sync_up(&mut plan) {
@@ -110,7 +113,7 @@ impl Core {
         plan
     }
 
-    /// Changes the model as the event says, and marks what is behind.
+    /// Changes the model as the event says, and marks entries that now differ from the model.
     fn handle(&mut self, plan: &mut Plan, event: Event) {
         let state = &mut self.state;
         match event {
@@ -125,6 +128,7 @@ impl Core {
             Event::Pods(events) => state.on_pods(events),
             Event::Services(events) => state.on_services(events),
             Event::Identities(events) => state.on_identities(events),
+            Event::NumbersGiven(given) => state.on_numbers_given(&given),
             Event::Resolved(events) => state.on_resolved(events),
             Event::ClusterWarnings(warnings) => state.cluster.pods.warn(warnings),
             Event::Namespaces(namespaces) => state.cluster.namespaces = namespaces,
@@ -215,6 +219,7 @@ impl Core {
         {
             state.retry.schedule(state.now);
         }
+        effects.extend(state.take_wanted_identities());
         effects
     }
 
@@ -229,6 +234,7 @@ impl Core {
             state.restored_until(),
             state.proxies.leases.next_end(),
             state.cluster.services.next_expiry(),
+            state.numbers.next_deadline(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
         times.into_iter().chain([file]).flatten().min()
@@ -252,12 +258,12 @@ impl Core {
         self.reconcile.compare(&mut self.state, entries)
     }
 
-    /// The whole state as plain data. It costs as much as there is state.
+    /// The whole state as plain data. The cost grows with the size of the state.
     pub fn snapshot(&self) -> Snapshot {
         self.state.snapshot()
     }
 
-    /// Who is where; costs as much as there are prefixes.
+    /// Endpoints, identities and prefixes. The cost grows with the number of prefixes.
     pub fn directory(&self) -> Directory {
         self.state.directory()
     }

@@ -162,6 +162,12 @@ impl LabelSet {
         self.iter().any(|label| label.is_reserved(key))
     }
 
+    /// The namespace of pods with these labels.
+    pub fn namespace(&self) -> Option<&str> {
+        let label = self.iter().find(|label| label.key() == NAMESPACE_KEY);
+        label.map(Label::value)
+    }
+
     /// The labels as texts, each in the form `source:key[=value]`.
     pub fn texts(&self) -> Vec<String> {
         self.iter().map(Label::to_string).collect()

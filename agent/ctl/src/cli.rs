@@ -3,6 +3,7 @@
 
 pub(crate) mod bpf;
 mod cluster;
+mod identity;
 mod netpol;
 pub(crate) mod observe;
 mod oci_hook;
@@ -13,7 +14,7 @@ pub(crate) mod show;
 pub(crate) mod trace;
 pub(crate) mod why;
 
-use agent_core::core::snapshot::{EndpointView, IdentityView, IpcacheView, NameView, SelectorView};
+use agent_core::core::snapshot::{EndpointView, IpcacheView, NameView, SelectorView};
 use anyhow::{Result, bail};
 use daemon::command_line::{
     failure,
@@ -30,7 +31,7 @@ use holdfast_agent::{
     config::{
         args::{
             ClientArgs, Command, EndpointAddArgs, EndpointCommand, FqdnCacheCommand, FqdnCommand,
-            IdentityCommand, IpCommand, PolicyCommand, SelectorsCommand,
+            IpCommand, PolicyCommand, SelectorsCommand,
         },
         cluster_command::ClusterCommand,
     },
@@ -76,7 +77,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
         }
         Command::Policy(PolicyCommand::Trace(args)) => trace::run(&args).await,
         Command::Policy(PolicyCommand::Render(args)) => render::run(&args),
-        Command::Identity(command) => identity(command).await,
+        Command::Identity(command) => identity::run(command).await,
         Command::Ip(command) => ip(command).await,
         Command::Selectors(SelectorsCommand::List(args)) => {
             let selectors: Vec<SelectorView> = Client::new(args.admin_socket())
@@ -200,26 +201,6 @@ async fn add(args: EndpointAddArgs) -> Result<()> {
         failure::note("holdfast-agent", &show::replaced(before, &endpoint));
     }
     print(args.client.output(), &endpoint, show::endpoint)
-}
-
-async fn identity(command: IdentityCommand) -> Result<()> {
-    let (wanted, args) = match command {
-        IdentityCommand::List(args) => (None, args),
-        IdentityCommand::Get { id, client } => (Some(id), client),
-    };
-    let mut identities: Vec<IdentityView> = Client::new(args.admin_socket())
-        .get("/v1/identities")
-        .await?;
-    if let Some(id) = wanted {
-        identities.retain(|identity| identity.id == id);
-        let Some(identity) = identities.first() else {
-            bail!("there is no identity {id}; `identity list` shows all except the reserved ones");
-        };
-        return print(args.output(), identity, |one| {
-            show::identities(std::slice::from_ref(one))
-        });
-    }
-    print(args.output(), &identities, |list| show::identities(list))
 }
 
 async fn ip(command: IpCommand) -> Result<()> {

@@ -56,7 +56,7 @@ fn main() -> ExitCode {
                 Ok(config) => config,
                 Err(error) => return failed(USAGE, &error),
             };
-            needs_root(runtime.block_on(app::run(config)))
+            needs_root(runtime.block_on(app::run(config, parsed.settings)))
         }
         Command::Relay(args) => {
             log(&args.log);
@@ -110,23 +110,9 @@ fn needs_root(result: anyhow::Result<()>) -> ExitCode {
 fn done(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<ClientError>() => failed(USAGE, &explain(&error)),
-        Err(error) => failed(FAILED, &explain(&error)),
+        Err(error) if error.is::<ClientError>() => failed(USAGE, &failure::causes(&*error)),
+        Err(error) => failed(FAILED, &failure::causes(&*error)),
     }
-}
-
-/// The chain of causes, without those that the text already contains.
-fn explain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if text.is_empty() {
-            text = cause;
-        } else if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
 }
 
 fn failed(code: u8, error: &dyn Display) -> ExitCode {

@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    process::{Command, Output},
+    io::Write as _,
+    process::{Command, Output, Stdio},
 };
 
 const POLICY: &str = "apiVersion: cilium.io/v2
@@ -291,6 +292,27 @@ fn policies_are_checked_without_an_agent() {
 
     fails(1, &["policy", "validate", &none], "none.yaml");
     fails(1, &["policy", "validate", "/nowhere.yaml"], "/nowhere.yaml");
+}
+
+#[test]
+fn policies_are_read_from_standard_input() {
+    let mut validate = Command::new(env!("CARGO_BIN_EXE_holdfast-agent"))
+        .args(["policy", "validate", "-"])
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("holdfast-agent runs");
+    let mut stdin = validate.stdin.take().expect("a pipe");
+    stdin.write_all(POLICY.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = validate.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("standard input: CiliumNetworkPolicy/default/web: valid"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -212,7 +212,7 @@ fn a_form_is_required_and_flags_without_effect_are_refused() {
         (&[][..], &["--format", "--to"][..]),
         (
             &["--format=rules", "--node-output-interface=up"],
-            &["goes with --format acl"],
+            &["needs --format acl"],
         ),
         (
             &["--format=nft", "--node=one", "--nat-loopback=10.0.0.1"],

@@ -30,7 +30,7 @@ pub struct DenyResponses {
     #[arg(
         id = "policy_deny_response",
         long = "policy-deny-response",
-        value_name = "POLICY_DENY_RESPONSE",
+        value_name = "HOW",
         value_enum,
         default_value_t = PolicyDenyResponse::None
     )]
@@ -41,7 +41,7 @@ pub struct DenyResponses {
     #[arg(
         id = "dns_deny_response",
         long = "dns-deny-response",
-        value_name = "DNS_DENY_RESPONSE",
+        value_name = "HOW",
         value_enum,
         default_value_t = DnsDenyResponse::None
     )]

@@ -143,7 +143,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Of the filter that the pin at `path` records.
+    /// The mark of the filter that the pin at `path` records.
     pub(super) fn of(path: &Path) -> Self {
         let text = path.to_string_lossy();
         let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
@@ -230,7 +230,7 @@ fn place(there: &[Filter], mark: &Mark, order: Order) -> Option<(u16, u32)> {
     let present = mine.and_then(|at| there.get(at));
     let stays = match order {
         Order::Last => true,
-        // Those before it cannot be overtaken, or there are none.
+        // Either no filter is before it, or the filters before it cannot be overtaken.
         Order::First => {
             mine.is_some_and(|at| there.iter().take(at).all(|filter| !filter.gives_way()))
         }
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(put(&[], Order::First), Some((1, first)));
         assert_eq!(put(&[], Order::Last), Some((LAST, first)));
         assert_eq!(put(&[ours(1, first)], Order::First), Some((1, first)));
-        // Of one priority the newest is the first.
+        // Among filters of one priority, the newest is the first.
         let overtaken = [theirs(1, "bpf"), ours(1, first)];
         assert_eq!(put(&overtaken, Order::First), Some((1, second)));
         let overtaken = [theirs(1, "bpf"), ours(1, second)];

@@ -261,7 +261,7 @@ pub(super) fn put(
     match attach {
         Attach::Tcx => {
             put_link(program, hook, ifindex, path, order)?;
-            // Of an earlier run without TCX.
+            // Filters of an earlier run without TCX.
             let removed = filter::remove_marked(ifindex, hook.chain(), &Mark::of(path));
             removed.map_err(|error| failed(hook, ifindex, &error))
         }

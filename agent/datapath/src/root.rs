@@ -1,8 +1,9 @@
 //! The BPF root: its directories, and the lock of the one agent that owns them.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -47,24 +48,84 @@ pub enum RootError {
 /// has other pins: nothing there is this agent's.
 #[derive(Debug)]
 pub struct BpfRootLock {
-    _dir: Flock<File>,
+    root: PathBuf,
+    dir: Flock<File>,
 }
 
 impl BpfRootLock {
     /// Takes the root, whose directories are made if need be.
     pub fn take(root: &Path) -> Result<Self, RootError> {
+        match Self::try_take(root)? {
+            Ok(lock) => Ok(lock),
+            Err(holder) => Err(busy(root, pins::holder(&holder))),
+        }
+    }
+
+    /// Waits until no other agent owns the root. Blocks this thread for as long as that takes.
+    pub fn wait(root: &Path) -> Result<Self, RootError> {
+        make_dirs(root)?;
+        loop {
+            let dir = pins::make(root, pin::AGENT_LOCK, MayOpen::Owner)?;
+            let lock = Self {
+                root: root.to_owned(),
+                dir: pins::wait(dir).map_err(failed_at(root))?,
+            };
+            // The directory may have been replaced in the meantime: then others lock the new one.
+            if lock.is_in_place() {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// Process that owns the root; none if no process does, or if it cannot be seen from here.
+    ///
+    /// # Errors
+    /// The lock cannot be looked at.
+    pub fn holder(root: &Path) -> Result<Option<u32>, RootError> {
+        let dir = pins::make(root, pin::AGENT_LOCK, MayOpen::Owner)?;
+        Ok(pins::holder(&dir))
+    }
+
+    /// Makes sure that no other agent can take the root while this lock is held: if its directory was removed or
+    /// replaced, takes the lock of the new one too.
+    ///
+    /// # Errors
+    /// Another agent has taken it, or it cannot be looked at.
+    pub fn keep(&mut self) -> Result<(), RootError> {
+        if self.is_in_place() {
+            return Ok(());
+        }
+        *self = Self::take(&self.root)?;
+        Ok(())
+    }
+
+    fn is_in_place(&self) -> bool {
+        let place = |file: fs::Metadata| (file.dev(), file.ino());
+        let there = fs::metadata(self.root.join(pin::AGENT_LOCK)).map(place);
+        let own = self.dir.metadata().map(place);
+        there.is_ok_and(|there| own.is_ok_and(|own| own == there))
+    }
+
+    /// The lock, or the directory that another process has locked.
+    fn try_take(root: &Path) -> Result<Result<Self, File>, RootError> {
         make_dirs(root)?;
         let dir = pins::make(root, pin::AGENT_LOCK, MayOpen::Owner)?;
-        let path = root.join(pin::AGENT_LOCK);
-        let failed = |source| RootError::Lock {
-            path: path.clone(),
-            source,
-        };
-        let holder = dir.try_clone().map_err(failed)?;
-        let Some(dir) = pins::lock(dir, Duration::ZERO).map_err(failed)? else {
-            return Err(busy(root, pins::holder(&holder)));
-        };
-        Ok(Self { _dir: dir })
+        let holder = dir.try_clone().map_err(failed_at(root))?;
+        let locked = pins::lock(dir, Duration::ZERO).map_err(failed_at(root))?;
+        Ok(locked
+            .map(|dir| Self {
+                root: root.to_owned(),
+                dir,
+            })
+            .ok_or(holder))
+    }
+}
+
+fn failed_at(root: &Path) -> impl Fn(io::Error) -> RootError {
+    let path = root.join(pin::AGENT_LOCK);
+    move |source| RootError::Lock {
+        path: path.clone(),
+        source,
     }
 }
 

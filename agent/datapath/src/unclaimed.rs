@@ -59,12 +59,10 @@ impl ClosedNames {
         };
         if !names.bridges.is_empty() {
             let table = name(Family::Bridge);
-            let mut netfilter = Netfilter::open()?;
-            netfilter
-                .check(&names.with_chains(Family::Bridge, |chains| chain::table(table, chains)))?;
-            if netfilter.get(&table.get())?.is_none() {
-                names.install()?;
-            }
+            let messages = names.with_chains(Family::Bridge, |chains| chain::table(table, chains));
+            Netfilter::open()?.check(&messages)?;
+            // Interfaces that an earlier run closed stay closed: their rules are kept.
+            names.with_chains(Family::Bridge, |chains| chain::complete(table, chains))?;
         }
         Ok(Self(Arc::new(Mutex::new(names))))
     }

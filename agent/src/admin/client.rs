@@ -71,7 +71,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of the agent at `socket`.
+    /// A client that sends requests to the agent at `socket`.
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
@@ -79,7 +79,7 @@ impl Client {
         }
     }
 
-    /// Of the `netpol run` at `socket`.
+    /// A client that sends requests to the `netpol run` at `socket`.
     pub fn of_netpol(socket: &Path) -> Self {
         Self {
             start: "holdfast-agent netpol run",

@@ -14,7 +14,9 @@ use dns_policy::epoch::Epoch;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    admin::standby::StandbyView,
     endpoint::source::{Unresolved, taken_in::StartedOpen},
+    identities::view::IdentitiesView,
     proxies::ProxyView,
     resolver::view::ResolverView,
 };
@@ -55,9 +57,15 @@ pub struct Status {
     pub cluster: Option<ClusterView>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverView>,
+    /// What the agent does about CiliumIdentity objects; none = it makes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identities: Option<IdentitiesView>,
     /// Containers and interfaces of endpoint documents that are not there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<String>,
+    /// The agent that takes over when this one ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyView>,
     /// Pods of this node that ran before they were under policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub started_open: Vec<StartedOpen>,

@@ -10,7 +10,9 @@ use agent_core::{
 use daemon::lookup::Lookup;
 use shared_maps::EndpointId;
 
-use crate::{endpoint::source::taken_in::Unmanaged, proxies::ProxyView};
+use crate::{
+    endpoint::source::taken_in::Unmanaged, identities::view::IdentitiesView, proxies::ProxyView,
+};
 
 /// Until proxies that run beside the agent have connected after its start.
 const PROXIES_CONNECT: Duration = Duration::from_secs(10);
@@ -26,6 +28,33 @@ pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
 /// Reports in the cluster that cannot be written.
 pub(crate) fn not_reported(cluster: &ClusterView) -> Option<String> {
     cluster.report_problem.clone()
+}
+
+/// Objects of the cluster's label sets that cannot be made or deleted.
+pub(super) fn identities(identities: &IdentitiesView) -> impl Iterator<Item = String> + use<> {
+    let waits = identities.lacking.as_ref().map_or(String::new(), |labels| {
+        format!(" ({labels} and others have numbers of this node)")
+    });
+    let made = identities.problem.iter();
+    let made = made.map(|reason| format!("CiliumIdentities are not made{waits}: {reason}"));
+    let led = identities.lead_problem.iter();
+    let led = led
+        .map(|reason| format!("unused CiliumIdentities are not deleted by this agent: {reason}"));
+    let limited = identities.limited.iter().map(|namespace| {
+        format!(
+            "label sets of namespace {namespace} change so often that their CiliumIdentities wait: 100 at once, and one \
+             more in each second; their pods have numbers of this node meanwhile"
+        )
+    });
+    let vanished = Some(identities.vanished).filter(|vanished| *vanished > 0);
+    let vanished = vanished.map(|vanished| {
+        format!(
+            "{vanished} CiliumIdentities were deleted although pods have their labels, and this agent made them again: \
+             find the program that deletes them, for example a Cilium operator"
+        )
+    });
+    let all: Vec<String> = made.chain(led).chain(limited).chain(vanished).collect();
+    all.into_iter()
 }
 
 /// A `netpol run` runs in the same network namespace.
@@ -78,11 +107,11 @@ pub(crate) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
 /// What holds for the objects of a watch that does not follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
-    /// Those that it has had stay.
+    /// The objects that the watch gave before stay.
     Listed,
-    /// Those of the last run stay.
+    /// The objects of the last run stay.
     LastRun,
-    /// Those of the stored list count.
+    /// The objects of the stored list count.
     Stored,
 }
 

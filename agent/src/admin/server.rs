@@ -44,6 +44,7 @@ use crate::{
     dir_writers::OwnDirectory,
     endpoint::source::{EndpointBook, EndpointDocument},
     events::Events,
+    identities::view::Identities,
     proxies::Proxies,
     refusal::{self, Refusal},
     resolver::task::ResolverHandle,
@@ -76,12 +77,16 @@ pub struct Admin {
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
     pub state_dir: PathBuf,
+    /// The socket that this interface is served on.
+    pub socket: PathBuf,
     /// How the node's part of the datapath is.
     pub conditions: Conditions,
     /// How the watches of the cluster are, if it is a source.
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
+    /// What makes CiliumIdentity objects.
+    pub identities: Option<Identities>,
     /// Why new pods may not get the CNI plugin.
     pub cni: CniCondition,
     /// The limit on descriptors is too low: why, and the remedy.
@@ -206,7 +211,14 @@ impl Admin {
             .map_err(|error| Refusal::internal(&error))??;
         let deadline = BootTime::now().nanos() + nanoseconds(SETTLE);
         loop {
-            let snapshot = self.core.snapshot().await?;
+            let key = spec.key.clone();
+            let look = move |core: &Core| (core.snapshot(), core.awaits_number(&key));
+            let (snapshot, awaits_number) = self.core.inspect(look).await?;
+            if awaits_number && BootTime::now().nanos() <= deadline {
+                // It comes soon, from the cluster or from this node.
+                tokio::time::sleep(POLL).await;
+                continue;
+            }
             let refused = snapshot.rejected.into_iter().find(|refused| {
                 refused.source == ENDPOINT && refused.key.as_ref() == Some(&spec.key)
             });

@@ -6,8 +6,8 @@ use agent_datapath::{features::KernelView, quota, upkeep::Part};
 
 use super::{model::Status, problems, server::Admin};
 use crate::{
-    dir_writers::OwnDirectory, endpoint::source::Unresolved, netns_lock, proxies::ProxyView,
-    refusal::Refusal,
+    admin::standby::StandbyView, dir_writers::OwnDirectory, endpoint::source::Unresolved,
+    identities::view::Identities, netns_lock, proxies::ProxyView, refusal::Refusal,
 };
 
 impl Admin {
@@ -32,6 +32,8 @@ impl Admin {
         problems.extend(cluster.iter().filter_map(problems::tainted));
         problems.extend(cluster.iter().filter_map(problems::without_agent));
         let resolver = self.resolver_state(&mut problems).await;
+        let identities = self.identities.as_ref().map(Identities::view);
+        problems.extend(identities.iter().flat_map(problems::identities));
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
@@ -56,7 +58,9 @@ impl Admin {
             kernel: self.kernel().await,
             cluster,
             resolver,
+            identities,
             awaited: self.endpoints.awaited(),
+            standby: StandbyView::beside(&self.socket).await,
             started_open: self.endpoints.started_open(),
         })
     }

@@ -5,7 +5,7 @@ use dns_policy::{boot_time::BootTime, epoch::Epoch, rule::RulesOf, wall_time};
 
 use crate::{config::Config, restore::Found};
 
-/// Of the flags and this run.
+/// The core's settings that follow from the flags and from this run.
 pub(super) fn of(config: &Config, epoch: &Epoch) -> CoreConfig {
     CoreConfig {
         boot_id: epoch.boot_id.clone(),

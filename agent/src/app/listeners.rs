@@ -15,7 +15,7 @@ pub(super) struct Listeners {
     pub(super) pages: PageListeners,
 }
 
-/// Those of people, the CNI plugin and Prometheus.
+/// Listeners for people, the CNI plugin and Prometheus.
 pub(super) struct PageListeners {
     pub(super) admin: UnixListener,
     pub(super) cni: Option<UnixListener>,

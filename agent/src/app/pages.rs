@@ -15,6 +15,7 @@ use crate::{
     dnsproxy::BuiltinProxy,
     events::Events,
     health::Health,
+    identities::view::Identities,
     listener::{Listener, Listeners},
     resolver::task::ResolverHandle,
 };
@@ -28,6 +29,8 @@ pub(super) struct About {
     pub(super) builtin: Option<Arc<BuiltinProxy>>,
     /// Where names of EgressFirewalls are refreshed.
     pub(super) resolver: Option<ResolverHandle>,
+    /// What makes CiliumIdentity objects; none = this agent makes none.
+    pub(super) identities: Option<Identities>,
     /// Limits on the connections of each socket.
     pub(super) limits: Listeners,
     pub(super) api: Option<Api>,
@@ -87,9 +90,11 @@ fn serve_admin(
         builtin: describe(about.builtin.clone()),
         damaged: Arc::clone(&about.damaged),
         state_dir: config.flags.state_dir.clone(),
+        socket: config.flags.admin_socket.clone(),
         conditions: about.conditions.clone(),
         cluster: about.sources.cluster.clone(),
         resolver: about.resolver.clone(),
+        identities: about.identities.clone(),
         few_descriptors: about.limits.problem(),
     };
     let admission = about.limits.admission(Listener::Admin);
@@ -119,6 +124,7 @@ fn serve_metrics(rim: &Rim, about: About, reports: PluginReports, listener: TcpL
         conditions: about.conditions,
         cluster: about.sources.cluster,
         resolver: about.resolver,
+        identities: about.identities,
         listeners: about.limits,
     };
     let (tasks, stop) = (&rim.tasks, &rim.stop);

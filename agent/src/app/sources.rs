@@ -12,7 +12,7 @@ use agent_cluster::{
     listing_file::Origin,
     own_interfaces::{self, OwnInterfaces},
     relay,
-    resource::RESOURCES,
+    resource::{RESOURCES, WITH_IDENTITIES},
 };
 use agent_core::{
     core::{Event, router::Router},
@@ -144,9 +144,13 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
 
 /// Reads the cluster from the API server, or from relays.
 fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
+    let resources = match config.core.cluster_identities {
+        Some(_) => WITH_IDENTITIES,
+        None => RESOURCES,
+    };
     let here = Here {
         node: config.node_name.clone(),
-        resources: RESOURCES,
+        resources,
         reads_only: false,
         has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),
     };

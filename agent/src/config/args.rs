@@ -28,6 +28,7 @@ use super::{
     cluster_command::ClusterCommand,
     container_args::OciHookArgs,
     destination::{Receiver, sender},
+    identity_args::IdentityCommand,
     netpol_args::NetpolCommand,
     observe_args::ObserveArgs,
     relay_args::RelayArgs,
@@ -83,7 +84,7 @@ pub enum Command {
     /// List, check and trace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// List identities: the numbers of sets of labels
+    /// List identities, the numbers of sets of labels, and assign numbers without an API server
     #[command(subcommand)]
     Identity(IdentityCommand),
     /// List prefixes and their identities
@@ -243,7 +244,7 @@ pub enum PolicyCommand {
     Get(ClientArgs),
     /// Check policy documents without a running agent. Exit 1 if one is refused
     Validate {
-        /// YAML or JSON files, or directories of them
+        /// YAML or JSON files, or directories of them; - is standard input
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
         #[command(flatten)]
@@ -276,7 +277,7 @@ pub struct TraceArgs {
         value_parser = named_port
     )]
     pub named_ports: Vec<String>,
-    /// Use the policies in these files, without a running agent; may be repeated
+    /// Use the policies in this file or directory, without a running agent; - is standard input; may be repeated
     #[arg(long = "policy-file", value_name = "FILE")]
     pub policy_files: Vec<PathBuf>,
     #[command(flatten)]
@@ -305,21 +306,6 @@ impl TraceArgs {
             (port, of_to) => port.or(of_to).ok_or(TracePortError::Missing),
         }
     }
-}
-
-/// `identity …`
-#[derive(Debug, Subcommand)]
-pub enum IdentityCommand {
-    /// List all identities
-    List(ClientArgs),
-    /// Show one identity
-    Get {
-        /// Identity number
-        #[arg(value_parser = whole(0..=u32::MAX))]
-        id: u32,
-        #[command(flatten)]
-        client: ClientArgs,
-    },
 }
 
 /// `ip …`

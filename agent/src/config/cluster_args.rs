@@ -27,7 +27,7 @@ pub struct ClusterArgs {
     /// address of a node, a pod, an API server, another Service or a DNS server that a policy names
     /// is never judged as the Service. Where they are not needed, enable Kubernetes' admission plugin
     /// DenyServiceExternalIPs
-    #[arg(long, value_enum, default_value_t = ExternalIps::Judge)]
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = ExternalIps::Judge)]
     pub k8s_external_ips: ExternalIps,
     /// A block of addresses of Services, as kube-apiserver's --service-cluster-ip-range. An address
     /// in it that no Service document has is reserved:unmanaged, not the world, and no block or name

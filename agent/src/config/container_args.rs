@@ -67,6 +67,6 @@ pub struct OciHookArgs {
     #[arg(long, value_name = "DIR", default_value = PODMAN_ROOT)]
     pub podman_root: PathBuf,
     /// How long a container with a document waits for the agent, at most 20 s, before its start fails
-    #[arg(long, value_parser = duration::parse, default_value = "20s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "20s")]
     pub wait: Duration,
 }

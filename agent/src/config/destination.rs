@@ -34,15 +34,25 @@ pub enum DestinationError {
         "`{0}` names no host: write for example https://www.example.com or www.example.com:443"
     )]
     NoHost(String),
+    /// A name with an empty label.
+    #[error(
+        "`{0}` is not a DNS name, because nothing is between two of its dots: write for example \
+         www.example.com:443"
+    )]
+    EmptyLabel(String),
 }
 
 impl FromStr for Destination {
     type Err = DestinationError;
 
     fn from_str(text: &str) -> Result<Self, DestinationError> {
-        match text.split_once("://") {
+        let found = match text.split_once("://") {
             Some((scheme, rest)) => of_url(text, scheme, rest),
             None => host_and_port(text),
+        }?;
+        match found.host.starts_with('.') || found.host.contains("..") {
+            true => Err(DestinationError::EmptyLabel(text.to_owned())),
+            false => Ok(found),
         }
     }
 }
@@ -222,6 +232,13 @@ mod tests {
         for text in ["https://", "https:///a", "https://:443"] {
             let error = text.parse::<Destination>().unwrap_err();
             assert!(error.to_string().contains("names no host"), "{error}");
+        }
+        for text in ["www..example.com:443", "https://.example.com"] {
+            let error = text.parse::<Destination>().unwrap_err();
+            assert!(
+                error.to_string().contains("between two of its dots"),
+                "{error}"
+            );
         }
         let error = "www.example.com:http".parse::<Destination>().unwrap_err();
         assert!(

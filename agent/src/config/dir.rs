@@ -8,7 +8,10 @@ use clap::{
 };
 use daemon::settings_file::{self, SettingsError};
 
-use super::args::{Cli, Command, PolicyCommand};
+use super::{
+    args::{Cli, Command, PolicyCommand},
+    settings::Settings,
+};
 
 /// Commands whose settings may be in files.
 const COMMANDS: [&[&str]; 3] = [&["run"], &["relay"], &["netpol", "run"]];
@@ -17,6 +20,8 @@ const COMMANDS: [&[&str]; 3] = [&["run"], &["relay"], &["netpol", "run"]];
 #[derive(Debug)]
 pub struct Parsed {
     pub cli: Cli,
+    /// What `run` was asked to do, by names of flags; empty for other commands.
+    pub settings: Settings,
     /// Keys of the directory that are not flags.
     pub ignored: Vec<String>,
 }
@@ -63,7 +68,13 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
         let error = Cli::command().error(ErrorKind::ValueValidation, error);
         return Err(error.into());
     }
-    Ok(Parsed { cli, ignored })
+    let settings =
+        chosen(&program, &matches, &["run"]).map(|(command, given)| Settings::of(command, given));
+    Ok(Parsed {
+        cli,
+        settings: settings.unwrap_or_default(),
+        ignored,
+    })
 }
 
 /// The command of these words with its arguments, if the line has it.

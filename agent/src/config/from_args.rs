@@ -39,6 +39,7 @@ fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
         with_dns_service: args.firewalls.with_service(),
         name_servers: args.tofqdns_servers,
         dns_service: args.firewalls.dns_service.clone(),
+        cluster_identities: args.identities.range(cluster.source.kubernetes)?,
         external_ips: cluster.k8s_external_ips,
         proxy_port: args.tofqdns_proxy_port,
         enable_policy: args.enable_policy,

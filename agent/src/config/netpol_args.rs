@@ -112,7 +112,7 @@ fn in_own_words(arg: Arg) -> Arg {
         Some("kubernetes") => {
             "Read pods, namespaces and policies from the Kubernetes API: with the service account of this \
              pod, or with --kubeconfig. --policy-dir may be read as well; of two documents of one kind and \
-             name that of the cluster counts"
+             name, the document of the cluster counts"
         }
         Some("daemonset") => {
             "DaemonSet of this pod, in the namespace of its service account. When the process is stopped \

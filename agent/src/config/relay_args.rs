@@ -21,7 +21,7 @@ use daemon::{
     flags,
 };
 
-use super::{ConfigError, host_name::host_name};
+use super::{ConfigError, IdentityAllocation, host_name::host_name};
 
 /// Name in the relays' certificate, unless a flag says another.
 const SERVER_NAME: &str = "holdfast-relay";
@@ -81,6 +81,16 @@ pub struct RelayArgs {
         env = "HOLDFAST_RELAY_WITHOUT_SERVICE_CIDRS"
     )]
     pub without_service_cidrs: bool,
+    /// Who gives the labels of pods their number, as the agents' --identity-allocation: with cluster, the
+    /// relay sends CiliumIdentities
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHO",
+        default_value_t = IdentityAllocation::Node,
+        env = "HOLDFAST_RELAY_IDENTITY_ALLOCATION"
+    )]
+    pub identity_allocation: IdentityAllocation,
     /// Address and port for agents
     #[arg(
         long,
@@ -153,6 +163,7 @@ impl TryFrom<RelayArgs> for RelayConfig {
             tls: tls(&flags, files, args.plaintext)?,
             kubernetes: args.kubernetes,
             has_service_blocks: args.without_service_cidrs,
+            has_identities: args.identity_allocation == IdentityAllocation::Cluster,
             listen: args.listen,
             agents_max: usize::try_from(args.max_agents).unwrap_or(usize::MAX),
             name: args.name.unwrap_or_else(host_name),

@@ -13,7 +13,7 @@ const NODE_INTERFACE: &str = "node-output";
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("form").required(true).args(["format", "to"])), mut_args = without_to)]
 pub struct RenderArgs {
-    /// YAML or JSON files with NetworkPolicies, pods and namespaces, or directories of them
+    /// YAML or JSON files with NetworkPolicies, pods and namespaces, or directories of them; - is standard input
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true, num_args = 1..)]
     pub files: Vec<PathBuf>,
     /// Form of the output. This or --to is required

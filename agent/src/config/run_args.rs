@@ -23,9 +23,10 @@ use daemon::{
 use dns_policy::{duration, reject_code::RejectCode};
 
 use super::{
-    MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs, cni_args::CniArgs,
-    container_args::ContainerArgs, existing_dir::existing_dir, firewall_args::FirewallArgs,
-    relay_args::FollowArgs, resolver_args::ResolverArgs,
+    AllocationArgs, MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs,
+    cni_args::CniArgs, container_args::ContainerArgs, existing_dir::existing_dir,
+    firewall_args::FirewallArgs, relay_args::FollowArgs, resolver_args::ResolverArgs,
+    standby_args::StandbyArgs,
 };
 
 /// `run`
@@ -170,6 +171,10 @@ pub struct RunArgs {
     /// policy or endpoint uses; the time starts after policies and endpoints were first read
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     pub identity_restore_grace_period: Duration,
+    #[command(flatten)]
+    pub standby: StandbyArgs,
+    #[command(flatten)]
+    pub identities: AllocationArgs,
     #[command(flatten)]
     pub map_sizes: MapSizes,
     /// Datagrams per second that each endpoint may send to the DNS proxy; 0 is no limit. A new TCP

@@ -1,4 +1,4 @@
-//! Flags about where the objects of the cluster come from, of every command that enforces policy.
+//! Flags of every command that enforces policy: where the objects of the cluster come from.
 
 use agent_cluster::ApiSettings;
 use clap::{ArgAction, Args, builder::NonEmptyStringValueParser};
@@ -13,7 +13,7 @@ const NAME_MAX: usize = 32;
 pub struct SourceArgs {
     /// Read pods, namespaces, Services, nodes and policies from the Kubernetes API: with the service
     /// account of this pod, or with --kubeconfig. --policy-dir may be read as well; of two documents
-    /// of one kind and name that of the cluster counts
+    /// of one kind and name, the document of the cluster counts
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub kubernetes: bool,
     #[command(flatten)]
@@ -99,14 +99,15 @@ fn taint_key(text: &str) -> Result<String, String> {
     match is_key {
         true => Ok(text.to_owned()),
         false => Err(
-            "write the key of a taint that is set for this agent, with a prefix that is not one of \
-             Kubernetes' own, for example holdfast.io/agent-not-ready, or nothing"
+            "write the key of a taint that is set for this agent, for example \
+             holdfast.io/agent-not-ready; its prefix must not be one of Kubernetes' own. With an empty \
+             key the agent removes no taint"
                 .to_owned(),
         ),
     }
 }
 
-fn cluster_name(text: &str) -> Result<String, String> {
+pub(super) fn cluster_name(text: &str) -> Result<String, String> {
     let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let good = (1..=NAME_MAX).contains(&text.len())
         && text.bytes().all(known)

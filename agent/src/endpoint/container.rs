@@ -50,7 +50,7 @@ pub struct Containers {
 }
 
 impl Containers {
-    /// Of the podman whose root directory is `podman_root`.
+    /// Containers of docker, and of the podman whose root directory is `podman_root`.
     pub fn of(podman_root: &Path) -> Self {
         Self {
             podman: Names::of_podman(podman_root),

@@ -167,7 +167,7 @@ struct Found {
 }
 
 impl EndpointBook {
-    /// Of a directory and the list of endpoints added by command, which is
+    /// The book of a directory and of the list of endpoints added by command, which is
     /// read here. `restored` are the endpoints of the last run on this boot. `gate` closes
     /// interfaces; none = there is no kernel. `deliver` gets the events; it may block while the
     /// core is busy.

@@ -135,7 +135,7 @@ impl FqdnDataService {
         }
     }
 
-    /// With another limit on connections.
+    /// The same service with another limit on connections.
     #[must_use]
     pub fn with_guests(self, guests: Guests<Who>) -> Self {
         Self { guests, ..self }

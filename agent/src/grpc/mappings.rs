@@ -104,7 +104,7 @@ async fn take(
             };
             core.send(Event::RevokeAcked(vec![ack])).await.ok()?;
         }
-        // Of a later release: ignored.
+        // A message of a later release: ignored.
         None => {}
     }
     Some(())

@@ -83,7 +83,7 @@ impl Native {
         }
     }
 
-    /// With another limit on connections.
+    /// The same service with another limit on connections.
     #[must_use]
     pub fn with_guests(self, guests: Guests<Who>) -> Self {
         Self { guests, ..self }

@@ -6,6 +6,7 @@ use daemon::{label, metrics::meanings};
 
 use crate::{
     cni::failures::AddFailure,
+    identities::view::Outcome,
     listener::Listener,
     netpol,
     proxies::StreamKind,
@@ -15,9 +16,9 @@ use crate::{
 label! {
     /// Which identities a number counts.
     IdentityType = "type" {
-        /// Of endpoints: 256 to 65535.
+        /// Identities of endpoints: 256 to 65535.
         Endpoint => "endpoint",
-        /// Of label sets of addresses: blocks and names in policy.
+        /// Identities of label sets of addresses: blocks and names in policy.
         Local => "local",
     }
 }
@@ -43,12 +44,12 @@ label! {
 label! {
     /// What an answer meant for EgressFirewalls.
     Observation = "outcome" {
-        /// Of a name that an EgressFirewall uses, from a trusted DNS server: its addresses count.
+        /// The answer is about a name that an EgressFirewall uses, from a trusted DNS server: its addresses count.
         Taken => "taken",
-        /// Of a name that no EgressFirewall uses.
+        /// The answer is about a name that no EgressFirewall uses.
         Unmatched => "unmatched",
-        /// Of a name that an EgressFirewall uses, from another DNS server: no address gets its
-        /// label.
+        /// The answer is about a name that an EgressFirewall uses, from another DNS server: no address gets
+        /// its label.
         Untrusted => "untrusted",
     }
 }
@@ -117,5 +118,6 @@ pub fn labels() -> impl Iterator<Item = [&'static str; 4]> {
         .chain(meanings::<Refusal>("relay_refused"))
         .chain(meanings::<LookupResult>("resolver_lookups"))
         .chain(meanings::<WriteResult>("resolver_status_writes"))
+        .chain(meanings::<Outcome>("identity_creates"))
         .chain(netpol::metrics::labels())
 }

@@ -12,6 +12,7 @@ use agent_cluster::{
         own_set::OwnSet,
         startup_taint::StartupTaint,
     },
+    health::ClusterHealth,
     listing_file::Origin,
     relay,
     resource::OF_NETWORK_POLICIES,
@@ -109,11 +110,8 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         tasks.spawn(drops::run(packets, shared, stop.clone()));
     }
     let enforced = tasks.spawn(enforcer.run(kernel, stop.clone()));
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        ended = asked_to_stop() => ended?,
         _ = enforced => bail!("the task that writes the table ended; see the log"),
     }
     manager.stopping();
@@ -133,6 +131,17 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
         std::fs::remove_dir_all(&config.flags.state_dir)?;
     }
     drop((state_lock, lock));
+    Ok(())
+}
+
+/// Returns after SIGTERM or SIGINT.
+async fn asked_to_stop() -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
     Ok(())
 }
 
@@ -179,15 +188,9 @@ fn start(
         reports: |key| key.starts_with("NetworkPolicy/"),
     };
     document_source::start(sources, NetpolFeed(Arc::clone(&shared)), tasks, stop);
-    if let (Some(api), Some(health), Some(key)) =
-        (api, cluster.clone(), config.flags.source.startup_taint())
+    if let (Some(api), Some(health)) = (api, cluster.clone())
+        && let Some(taint) = startup_taint(config, api, health)
     {
-        let taint = StartupTaint {
-            api,
-            node: config.node_name.clone(),
-            key: key.to_owned(),
-            health,
-        };
         let places = config.flags.plugin.places();
         let ready = ready_with_plugin(Arc::clone(&shared), places.map(|_| cni.condition.clone()));
         tasks.spawn(taint.run(ready, stop.clone()));
@@ -212,6 +215,17 @@ fn start(
         sets_bridge_sysctls: config.flags.set_bridge_sysctls,
         logs_drops: config.flags.log_drops,
         owners: Mutex::new(owners),
+    })
+}
+
+/// The taint that is taken off this node when policy is in force; none without its flag.
+fn startup_taint(config: &NetpolConfig, api: Api, health: ClusterHealth) -> Option<StartupTaint> {
+    let key = config.flags.source.startup_taint()?;
+    Some(StartupTaint {
+        api,
+        node: config.node_name.clone(),
+        key: key.to_owned(),
+        health,
     })
 }
 

@@ -32,9 +32,9 @@ label! {
 label! {
     /// Which pods a number counts.
     PodState = "state" {
-        /// Of this node, with a policy about at least one direction.
+        /// Pods of this node with a policy about at least one direction.
         Restricted => "restricted",
-        /// Of this node, without any.
+        /// Pods of this node without a policy.
         Open => "open",
     }
 }
@@ -58,7 +58,7 @@ label! {
         /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
         /// conntrack knows.
         Middle => "tcp_middle",
-        /// Of a pod to a tunnel of its own node, which would unpack another packet from it.
+        /// A packet of a pod to a tunnel of its own node, which would unpack another packet from it.
         Tunnels => "tunnels",
     }
 }

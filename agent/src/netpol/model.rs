@@ -129,7 +129,7 @@ pub struct SideView {
     pub direction: String,
     /// Policies that restrict the direction.
     pub policies: Vec<String>,
-    /// Those of them that allow nothing, because they do not fit into the table.
+    /// Policies of this list that allow nothing, because they do not fit into the table.
     #[serde(default)]
     pub set_aside: Vec<String>,
     /// The rule that allows the connection, as `NetworkPolicy/namespace/name field`; without a port,

@@ -28,7 +28,7 @@ struct Stored {
 pub(super) struct Owners {
     path: PathBuf,
     stored: Pods,
-    /// Those of this run were compared with those of the last one.
+    /// The pods of this run were compared with the pods of the last run.
     is_compared: bool,
 }
 

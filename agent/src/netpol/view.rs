@@ -17,7 +17,7 @@ use super::{
 const SHOWN: usize = 100;
 
 impl State {
-    /// For `status`, without what others have to say.
+    /// The part of `status` that follows from this view alone.
     pub(super) fn status(&self) -> NetpolStatus {
         let pods = self.pipeline.pods();
         let restricted = pods.values().filter(|pod| is_restricted(pod)).count();

@@ -14,7 +14,8 @@ use agent_core::{
 use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
-use crate::{proxies::Proxies, resolver::feed::ResolverFeed};
+use super::Feeds;
+use crate::proxies::Proxies;
 
 /// Failed steps of one plan that are logged one by one.
 const LOGGED: usize = 10;
@@ -39,7 +40,7 @@ pub(super) struct Engine {
     pub(super) core: Core,
     datapath: Box<dyn Datapath>,
     proxies: Proxies,
-    resolver: ResolverFeed,
+    feeds: Feeds,
     /// A plan with a step that may take long, made on a stream's thread.
     planned: Option<Plan>,
     /// When the core's thread wakes by itself.
@@ -53,13 +54,13 @@ impl Engine {
         core: Core,
         datapath: Box<dyn Datapath>,
         proxies: Proxies,
-        resolver: ResolverFeed,
+        feeds: Feeds,
     ) -> Self {
         Self {
             core,
             datapath,
             proxies,
-            resolver,
+            feeds,
             planned: None,
             wakes_at: None,
             broken: false,
@@ -170,8 +171,11 @@ impl Engine {
                 Effect::Rules(update) => self.proxies.rules(update),
                 Effect::SnapshotReady => self.proxies.ready(),
                 Effect::Revoke(revocation) => revocations.push(revocation),
-                Effect::Observed(observation) => self.resolver.observe(observation),
-                Effect::Resolver { names, servers } => self.resolver.publish(names, servers),
+                Effect::Observed(observation) => self.feeds.resolver.observe(observation),
+                Effect::Resolver { names, servers } => {
+                    self.feeds.resolver.publish(names, servers);
+                }
+                Effect::WantedIdentities(wanted) => self.feeds.identities.publish(wanted),
             }
         }
         // One message per stream, however many names were cleaned.

@@ -56,9 +56,11 @@ fn serve(lab: &Lab) -> Client {
         builtin: Arc::new(|| "disabled".to_owned()),
         damaged: Arc::new(vec!["a file is damaged".to_owned()]),
         state_dir: lab.dir.path().to_owned(),
+        socket: socket.clone(),
         conditions: Conditions::default(),
         cluster: None,
         resolver: None,
+        identities: None,
         few_descriptors: None,
     };
     lab.tasks.spawn(admin.serve(

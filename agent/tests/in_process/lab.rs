@@ -34,9 +34,8 @@ use holdfast_agent::{
         server::{About, Native},
     },
     proxies::Proxies,
-    resolver::feed::ResolverFeed,
     restore::{self, Found},
-    runner::{self, CoreHandle, CoreThread},
+    runner::{self, CoreHandle, CoreThread, Feeds},
 };
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -185,7 +184,7 @@ impl Lab {
             core,
             Box::new(datapath.clone()),
             proxies.clone(),
-            ResolverFeed::default(),
+            Feeds::default(),
         )
         .unwrap();
         let tasks = TaskTracker::new();

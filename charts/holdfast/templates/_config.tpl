@@ -47,6 +47,10 @@ cni-socket: /run/holdfast/cni.sock
 cni-conf-dir: {{ .Values.cni.confDir | quote }}
 cni-bin-dir: {{ .Values.cni.binDir | quote }}
 {{- end }}
+{{- if eq .Values.identities.mode "cluster" }}
+identity-allocation: cluster
+identity-range: {{ .Values.identities.range | quote }}
+{{- end }}
 {{- if ne .Values.resolver.mode "off" }}
 resolver: {{ .Values.resolver.mode | quote }}
 resolver-namespace: {{ include "holdfast.resolver.namespace" . | quote }}

@@ -5,7 +5,7 @@ use clap::Args;
 /// The endpoint that a command is about.
 #[derive(Clone, Debug, Args)]
 pub struct EndpointArg {
-    /// Endpoint: its number, key, name, pod (namespace/name), container (container/NAME) or address
+    /// Endpoint: its number, key, name, pod (namespace/name), container (podman/NAME) or address
     #[arg(value_name = "ENDPOINT")]
     pub endpoint: String,
 }
@@ -13,7 +13,7 @@ pub struct EndpointArg {
 /// The only endpoint that a list is about.
 #[derive(Clone, Debug, Args)]
 pub struct EndpointFilter {
-    /// Only this endpoint: its number, key, name, pod (namespace/name), container (container/NAME) or
+    /// Only this endpoint: its number, key, name, pod (namespace/name), container (podman/NAME) or
     /// address
     #[arg(long, value_name = "ENDPOINT")]
     pub endpoint: Option<String>,

@@ -1,6 +1,6 @@
 //! How a command ends: exit codes, and one line on standard error for a failure.
 
-use std::{ffi::OsString, fmt::Display, process::ExitCode};
+use std::{error::Error, ffi::OsString, fmt::Display, process::ExitCode};
 
 use clap::{
     Arg, Command,
@@ -25,7 +25,37 @@ pub fn usage(program: &str, error: &clap::Error, command: &Command, line: &[OsSt
         let of = format!("the value is that of the environment variable {variable}");
         note(program, &of);
     }
+    if let Some(full) = elsewhere(error, command) {
+        note(program, &format!("did you mean `{program} {full}`?"));
+    }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE))
+}
+
+/// The only command with the name that is unknown where it stands, such as `policy validate` for `validate`.
+fn elsewhere(error: &clap::Error, command: &Command) -> Option<String> {
+    let (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word))) =
+        (error.kind(), error.get(ContextKind::InvalidSubcommand))
+    else {
+        return None;
+    };
+    let mut found = Vec::new();
+    find_commands(command, "", word, &mut found);
+    match found.as_slice() {
+        [only] => Some(only.clone()),
+        _ => None,
+    }
+}
+
+/// Adds the commands below `command`, which is called `path`, whose name is `word`.
+fn find_commands(command: &Command, path: &str, word: &str, found: &mut Vec<String>) {
+    let visible = command.get_subcommands().filter(|one| !one.is_hide_set());
+    for one in visible.filter(|one| one.get_name() != "help") {
+        let path = format!("{path}{}", one.get_name());
+        find_commands(one, &format!("{path} "), word, found);
+        if one.get_name() == word {
+            found.push(path);
+        }
+    }
 }
 
 /// The environment variable that has a wrong value; none if `line` has the flag.
@@ -52,6 +82,21 @@ fn variable(error: &clap::Error, command: &Command, line: &[OsString]) -> Option
     Some(variable.to_string_lossy().into_owned())
 }
 
+/// An error with its causes, without those that its text already contains.
+pub fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let said = next.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = next.source();
+    }
+    text
+}
+
 /// Prints an error of `program`, and gives the exit code.
 pub fn failed(program: &str, code: u8, error: &dyn Display) -> ExitCode {
     note(program, error);
@@ -68,6 +113,25 @@ pub fn note(program: &str, text: &dyn Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_is_found_below_another_one() {
+        let program = Command::new("x").subcommands([
+            Command::new("policy").subcommands([Command::new("validate"), Command::new("get")]),
+            Command::new("endpoint").subcommand(Command::new("get")),
+        ]);
+        for (word, found) in [
+            ("validate", Some("policy validate")),
+            // There are two.
+            ("get", None),
+            ("ghost", None),
+        ] {
+            let line = ["x", word];
+            let error = program.clone().subcommand_required(true);
+            let error = error.try_get_matches_from(line).unwrap_err();
+            assert_eq!(elsewhere(&error, &program).as_deref(), found, "{word}");
+        }
+    }
 
     #[test]
     fn a_wrong_value_of_the_environment_is_told_from_one_of_the_line() {

@@ -23,7 +23,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Of a program that answers.
+    /// The health of a program that answers.
     pub fn live() -> Self {
         Self {
             healthy: true,

@@ -38,12 +38,14 @@ pub(super) struct Writing<'a> {
     pub(super) user: &'a User,
     pub(super) kind: &'a Kind,
     pub(super) subresource: Option<&'a str>,
+    /// None = the object is created.
     pub(super) old: Option<&'a Value>,
-    pub(super) new: &'a Value,
+    /// None = the object is deleted.
+    pub(super) new: Option<&'a Value>,
 }
 
 impl Admission {
-    /// Of documents; those of other kinds are ignored.
+    /// The admission policies in documents. Documents of other kinds are ignored.
     pub(super) fn of(documents: &[Value]) -> Result<Self> {
         let of_kind = |kind: &'static str| documents.iter().filter(move |one| one["kind"] == kind);
         let mut policies = Vec::new();
@@ -100,10 +102,10 @@ impl Policy {
     }
 
     fn is_about(&self, writing: &Writing<'_>) -> bool {
-        let operation = if writing.old.is_some() {
-            "UPDATE"
-        } else {
-            "CREATE"
+        let operation = match (writing.old, writing.new) {
+            (None, _) => "CREATE",
+            (Some(_), Some(_)) => "UPDATE",
+            (Some(_), None) => "DELETE",
         };
         let has = |rule: &Value, field: &str, value: &str| {
             let mut values = rule[field].as_array().into_iter().flatten();
@@ -122,7 +124,8 @@ impl Policy {
     }
 
     fn check(&self, writing: &Writing<'_>) -> Result<(), Failure> {
-        let name = writing.new["metadata"]["name"].as_str().unwrap_or_default();
+        let object = writing.new.or(writing.old).unwrap_or(&Value::Null);
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let denied = |message: &str| {
             Failure::forbidden(format!(
                 "{} \"{name}\" is forbidden: ValidatingAdmissionPolicy '{}' with binding '{}' denied \
@@ -169,7 +172,7 @@ fn context(writing: &Writing<'_>) -> Result<Context<'static, 'static>> {
     let mut context = Context::default();
     for (name, value) in [
         ("request", &json!({"userInfo": user})),
-        ("object", writing.new),
+        ("object", writing.new.unwrap_or(&Value::Null)),
         ("oldObject", writing.old.unwrap_or(&Value::Null)),
     ] {
         let value = cel::to_value(value).with_context(|| format!("{name} as a value of CEL"))?;

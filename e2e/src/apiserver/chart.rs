@@ -22,7 +22,8 @@ const ROLES: [&str; 11] = [
 ];
 
 /// Conditions around whole templates, which hold here.
-const CONDITIONS: [&str; 4] = [
+const CONDITIONS: [&str; 5] = [
+    "{{- if eq .Values.identities.mode \"cluster\" }}",
     "{{- if include \"holdfast.removesTaint\" . }}",
     "{{- if include \"holdfast.admission\" . }}",
     "{{- if eq .Values.resolver.mode \"kube\" }}",
@@ -37,6 +38,22 @@ const RESOLVER_NAMESPACE: &str = "{{ include \"holdfast.resolver.namespace\" . }
 const READERS: &str = "{{- include \"holdfast.readers\" . | trim | nindent 2 }}";
 /// Their names in requests.
 const READERS_NAMES: &str = "{{ include \"holdfast.readers.usernames\" . }}";
+
+/// What a release adds with `identities.mode: cluster`.
+const IDENTITIES: [&str; 5] = [
+    include_str!("../../../charts/holdfast/templates/identities-clusterrole.yaml"),
+    include_str!("../../../charts/holdfast/templates/identities-clusterrolebinding.yaml"),
+    include_str!("../../../charts/holdfast/templates/identities-role.yaml"),
+    include_str!("../../../charts/holdfast/templates/identities-rolebinding.yaml"),
+    include_str!("../../../charts/holdfast/templates/identities-admission.yaml"),
+];
+const IDENTITIES_CRD: &str =
+    include_str!("../../../charts/holdfast/files/crds/ciliumidentities.yaml");
+/// The bounds of `identities.range`, as templates have them, and their values here.
+const IDENTITIES_RANGE: [(&str, &str); 2] = [
+    ("{{ include \"holdfast.identities.first\" . }}", "256"),
+    ("{{ include \"holdfast.identities.last\" . }}", "61439"),
+];
 
 /// The right to remove the startup taint, and the policies that forbid other changes.
 const STARTUP_TAINT: [&str; 4] = [
@@ -89,6 +106,21 @@ pub(super) fn of_release(
     }
     for crd in CRDS {
         all.extend(documents(crd)?);
+    }
+    Ok(all)
+}
+
+/// Documents that a release adds with the value `identities.mode: cluster`; the program of `reader`
+/// reads the cluster.
+pub(super) fn of_identities(namespace: &str, account: &str, reader: &str) -> Result<Vec<Value>> {
+    let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
+    let mut all = documents(IDENTITIES_CRD)?;
+    for template in IDENTITIES {
+        let mut text = template.replace(READERS, &readers);
+        for (bound, value) in IDENTITIES_RANGE {
+            text = text.replace(bound, value);
+        }
+        all.extend(rendered(&text, namespace, account)?);
     }
     Ok(all)
 }

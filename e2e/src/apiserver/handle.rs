@@ -168,7 +168,7 @@ impl ApiServer {
         self.condition(plural, |of_kind| of_kind.conflict_every = every)
     }
 
-    /// Whether writes are done without an answer, until this is called with false.
+    /// With `true`, the server does writes but does not answer them, until this is called with `false`.
     pub fn hold_answers(&self, holds: bool) {
         let conditions = &self.shared.conditions;
         conditions.send_modify(|conditions| conditions.holds_answers = holds);
@@ -180,8 +180,8 @@ impl ApiServer {
         tokens.retain(|_, user| *user == User::Admin);
     }
 
-    /// Writes a new token to the agent's file. The old one is accepted until
-    /// [`Self::expire_token`]; call that before.
+    /// Writes a new token to the agent's file. Tokens of agents are accepted until
+    /// [`Self::expire_token`]. To end the old token only, call `expire_token` first and then this.
     pub fn rotate_token(&self, number: u32) -> Result<()> {
         let (namespace, name) = self.shared.options.account.clone();
         let token = format!("{TOKEN}-{number}");

@@ -59,6 +59,8 @@ pub struct Options {
     pub account: (String, String),
     /// The node that the token of the agent names; none = tokens of an older API server.
     pub node: Option<String>,
+    /// Name of the ServiceAccount whose program reads the cluster.
+    pub reader: String,
 }
 
 /// A request that was answered, or that a watch began with.
@@ -267,9 +269,6 @@ impl Shared {
         headers: &HeaderMap,
         body: Incoming,
     ) -> Result<Written, Failure> {
-        if verb == "delete" {
-            return write::delete(&mut self.store.lock(), kind, target);
-        }
         let media = text(headers, CONTENT_TYPE);
         let how = match (verb, media) {
             ("patch", "application/merge-patch+json") => Change::Merge,
@@ -283,8 +282,12 @@ impl Shared {
         };
         let body = http_body_util::Limited::new(body, BODY).collect().await;
         let body = body.map_err(|error| Failure::bad_request(format!("body: {error}")))?;
-        let object: Value = serde_json::from_slice(&body.to_bytes())
-            .map_err(|error| Failure::bad_request(format!("body: {error}")))?;
+        let body = body.to_bytes();
+        let object: Value = match (verb, body.is_empty()) {
+            ("delete", true) => Value::Null,
+            _ => serde_json::from_slice(&body)
+                .map_err(|error| Failure::bad_request(format!("body: {error}")))?,
+        };
         let mut store = self.store.lock();
         let writer = Writer {
             user,
@@ -292,6 +295,7 @@ impl Shared {
         };
         match verb {
             "create" => write::create(&mut store, kind, target, writer, object),
+            "delete" => write::delete(&mut store, kind, target, writer, &object),
             _ => write::change(&mut store, kind, target, writer, (how, object)),
         }
     }

@@ -49,7 +49,7 @@ impl Writer<'_> {
         kind: &Kind,
         target: &Target,
         old: Option<&Value>,
-        new: &Value,
+        new: Option<&Value>,
     ) -> Result<(), Failure> {
         self.admission.check(Writing {
             user: self.user,
@@ -92,7 +92,7 @@ pub(super) fn create(
         return Err(Failure::exists(kind, &name));
     }
     let warnings = admit(kind, target, None, &mut object)?;
-    writer.check(kind, target, None, &object)?;
+    writer.check(kind, target, None, Some(&object))?;
     if kind.status
         && let Some(fields) = object.as_object_mut()
     {
@@ -150,7 +150,7 @@ pub(super) fn change(
         new["metadata"][field] = old["metadata"][field].clone();
     }
     let warnings = admit(kind, target, Some(&old), &mut new)?;
-    writer.check(kind, target, Some(&old), &new)?;
+    writer.check(kind, target, Some(&old), Some(&new))?;
     if new == *old {
         return Ok(Written {
             code: 200,
@@ -170,9 +170,24 @@ pub(super) fn change(
     })
 }
 
-/// Handles a `DELETE` of one object.
-pub(super) fn delete(store: &mut Store, kind: &Kind, target: &Target) -> Result<Written, Failure> {
+/// Handles a `DELETE` of one object. `options` are its `DeleteOptions`, or null.
+pub(super) fn delete(
+    store: &mut Store,
+    kind: &Kind,
+    target: &Target,
+    writer: Writer<'_>,
+    options: &Value,
+) -> Result<Written, Failure> {
     let key = read::key(target)?;
+    let old = store.get(kind, &key);
+    let old = old.ok_or_else(|| Failure::not_found(kind, &key.1))?;
+    for field in ["uid", "resourceVersion"] {
+        let wanted = &options["preconditions"][field];
+        if !wanted.is_null() && *wanted != old["metadata"][field] {
+            return Err(Failure::conflict(kind, &key.1));
+        }
+    }
+    writer.check(kind, target, Some(&old), None)?;
     let object = store.delete(kind, &key);
     let object = object.ok_or_else(|| Failure::not_found(kind, &key.1))?;
     Ok(Written {

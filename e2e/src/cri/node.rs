@@ -94,7 +94,7 @@ pub struct Started {
 #[derive(Debug)]
 pub struct CriNode<'l> {
     lab: &'l Lab,
-    /// Of everything that survives a reboot.
+    /// Directory of everything that survives a reboot.
     home: PathBuf,
     up: RwLock<Option<Up>>,
 }

@@ -26,7 +26,7 @@ pub struct Killed {
     pub b_sent: u64,
     /// Its queries without an answer.
     pub b_lost: u64,
-    /// Of these, queries that were not in flight at the killed proxy.
+    /// Those of the lost queries that were not in flight at the killed proxy.
     pub b_lost_later: u64,
     /// Its queries with a wrong answer.
     pub b_wrong: u64,

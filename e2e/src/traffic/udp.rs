@@ -23,8 +23,8 @@ const FIRST_PORT: u16 = 10_000;
 const PORTS: u16 = 32_000;
 /// Queries sent in one go after a pause.
 const BURST: u64 = 64;
-/// The part of a second (one in `CATCH_UP`) that a sender makes up for after it did not run. A pod
-/// that sends seconds of queries at once would exceed its quota in the datapath.
+/// A sender that did not run for a while sends the missed queries of a `CATCH_UP`-th of a second at
+/// most. A pod that sends seconds of queries at once would exceed its quota in the datapath.
 const CATCH_UP: u64 = 4;
 /// Holds some seconds of answers.
 const RECEIVE_BUFFER: usize = 16 << 20;

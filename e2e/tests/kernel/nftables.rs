@@ -1,6 +1,6 @@
 //! The rules of netfilter as the kernel lists them: which packets must be judged, and which the node's
 //! NAT does not change.
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use agent_datapath::{
     nf_tables::TableEvents,
@@ -9,6 +9,7 @@ use agent_datapath::{
         Family::{self, Arp, Bridge, Inet},
         Missing, TABLE,
     },
+    unclaimed::ClosedNames,
 };
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::{Netns, shell};
@@ -214,5 +215,35 @@ fn a_change_of_a_table_is_reported_at_once_and_one_of_another_program_is_not() {
                 Ok(())
             })
         })?
+    });
+}
+
+#[test]
+fn a_bridge_that_is_new_is_closed_at_the_start_and_what_was_closed_stays_so() {
+    let names =
+        |names: &[&str]| -> BTreeSet<String> { names.iter().copied().map(str::to_owned).collect() };
+    with_netns("closed", |netns| {
+        let begin = |bridges: &[&str]| netns.enter(|| ClosedNames::begin(names(bridges)));
+        let rule = "add table bridge try; add chain bridge try c; add rule bridge try c meta ibrname \"br0\"\n";
+        if nft(netns, rule).is_err() {
+            println!("this kernel lacks CONFIG_NFT_BRIDGE_META: only the refusal is tested");
+            ensure!(begin(&["br0"])?.is_err(), "it is not refused");
+            return Ok(());
+        }
+        let first = begin(&["br0"])??;
+        netns.enter(|| first.set_interfaces(&names(&["hf0"])))??;
+        drop(first);
+        let _second = begin(&["br0", "br1"])??;
+        // Twice: a start that is cut off adds nothing at the next one.
+        let _third = begin(&["br0", "br1"])??;
+        let table = nft(netns, "list table bridge holdfast_v1_closed\n")?;
+        for (name, rules) in [("\"br0\"", 6), ("\"br1\"", 6), ("\"hf0\"", 2)] {
+            let found = table.lines().filter(|line| line.contains(name)).count();
+            ensure!(
+                found == rules,
+                "{found} rules have {name}, not {rules}: {table}"
+            );
+        }
+        Ok(())
     });
 }

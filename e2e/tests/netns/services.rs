@@ -211,7 +211,7 @@ fn policy_about_pods_holds_at_the_addresses_of_their_services() {
         let _here = DnsServer::start_on(&dns.netns, &both(&dns), 5353, &lab.zone)?;
         let _there = DnsServer::start_on(&lab.world, &[DNS4, DNS6], 5353, &lab.zone)?;
 
-        // Of each Service one pod is here, and one on another node.
+        // Each Service has one pod here, and one on another node.
         let (far, old) = ([web4(12), web6(12)], [web4(13), web6(13)]);
         let dns_ports = [("udp", "udp", 53, 5353), ("tcp", "tcp", 53, 5353)];
         let services = [

@@ -144,7 +144,7 @@ fn filters_that_are_removed_or_overtaken_are_repaired() {
         let pins = pins(lab)?;
         repaired(lab, || Ok(std::fs::remove_dir_all(&pins)?))?;
 
-        // Of one priority the filter that comes last runs first: this one passes every packet at
+        // Among filters of one priority, the last one to come runs first: this one passes every packet at
         // once, until ours is the first again.
         repaired(lab, || add_other(lab, "1"))?;
         let listed = filters(lab, "ingress")?;

@@ -131,7 +131,7 @@ pub(crate) struct Nft {
     behind: Counted<(u32, IpAddr)>,
     routed: Counted<IpAddr>,
     node_links: NodeLinks,
-    /// Those that were taken last: none while every pod is open.
+    /// The links that were taken last: none while every pod is open.
     guarded: NodeLinks,
     /// A pod on a bridge was restricted in what it receives, with what was taken last.
     is_quiet: bool,

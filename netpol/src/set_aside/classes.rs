@@ -15,7 +15,7 @@ use crate::{
 pub(super) struct Class {
     pub(super) flow: Flow,
     pub(super) family: Family,
-    /// Those that restrict the direction: at least one, all of one namespace.
+    /// Policies that restrict the direction: at least one, all of one namespace.
     pub(super) policies: Vec<PolicyId>,
     /// Ports that the policies may name, if they name any.
     pub(super) ports: NamedPorts,
@@ -25,7 +25,7 @@ pub(super) struct Class {
 #[derive(Debug)]
 pub(super) struct Entry {
     users: usize,
-    /// Of each of its policies.
+    /// The needs of each policy of the class.
     pub(super) needs: Vec<Need>,
 }
 

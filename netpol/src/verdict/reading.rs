@@ -28,7 +28,7 @@ pub struct World {
     pub namespaces: Vec<Namespace>,
     /// The policies that are in force.
     pub policies: Vec<NetworkPolicy>,
-    /// Those of them that allow nothing, because they are set aside.
+    /// Policies that allow nothing, because they are set aside.
     pub set_aside: BTreeSet<PolicyId>,
 }
 

@@ -15,7 +15,7 @@ use crate::{
     rule::Action,
 };
 
-/// By the access lists of a node.
+/// The verdict by the access lists of a node.
 pub fn by_acls<'a>(acls: &'a [Acl], local: &Local, packet: &Packet) -> Verdict<'a> {
     let (from, to) = local.sides(packet);
     if from.is_some() && from == to {

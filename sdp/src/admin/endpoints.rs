@@ -25,6 +25,10 @@ use crate::{
 pub(super) struct Named {
     #[serde(rename = "HoldfastKey")]
     key: String,
+    #[serde(rename = "ContainerNetnsPath")]
+    place: String,
+    #[serde(rename = "IfName")]
+    interface: String,
     #[serde(rename = "K8sPodName")]
     pod: String,
     #[serde(rename = "K8sNamespace")]
@@ -68,6 +72,8 @@ fn one_of(all: &BTreeMap<u16, Named>, text: &str) -> Result<(EndpointId, Named),
             id: *id,
             key: &named.key,
             pod: pod.as_deref(),
+            place: &named.place,
+            interface: &named.interface,
             addresses: named.addresses(),
         };
         ((*id, named), names)
@@ -85,7 +91,7 @@ fn one_of(all: &BTreeMap<u16, Named>, text: &str) -> Result<(EndpointId, Named),
     }
 }
 
-/// Of every file that can be read. The others are in `status`.
+/// The endpoint of every file that can be read. `status` lists the other files.
 fn files(state_dir: &Path) -> BTreeMap<u16, Named> {
     let directories = restore::directories(&state_dir.join("state")).unwrap_or_default();
     let named = directories.into_iter().filter_map(|(id, candidates)| {
@@ -116,7 +122,10 @@ mod tests {
             r#"{"ID": 7, "IPv4": "10.0.0.7", "IPv6": "", "K8sPodName": "web-1", "K8sNamespace": "shop",
                 "HoldfastKey": "cni/abc/eth0", "DNSHistory": [{"fqdn": "a."}]}"#,
         );
-        write(8, r#"{"ID": 8, "HoldfastKey": "dir/c1.yaml"}"#);
+        write(
+            8,
+            r#"{"ID": 8, "ContainerNetnsPath": "podman/db", "HoldfastKey": "dir/c1.yaml"}"#,
+        );
         write(9, "{");
         let found = |text: &str| {
             let found = one_of(&files(dir.path()), text);
@@ -129,6 +138,8 @@ mod tests {
             ("10.0.0.7", 7),
             ("cni/abc/eth0", 7),
             ("c1", 8),
+            ("podman/db", 8),
+            ("db", 8),
         ] {
             assert_eq!(found(text), Ok(id), "{text}");
         }

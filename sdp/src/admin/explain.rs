@@ -274,7 +274,7 @@ fn words(verdict: Verdict, server_given: bool) -> (String, String) {
 }
 
 impl Explanation {
-    /// With the question, and no answer yet.
+    /// The explanation with the question, and no answer yet.
     fn of(
         shared: &Shared,
         client: IpAddr,
@@ -340,24 +340,24 @@ impl Explanation {
         let _ = match (self.endpoint, self.identity, self.ifindex) {
             (Some(id), Some(identity), Some(ifindex)) => writeln!(
                 out,
-                "who      {} is endpoint {id}, identity {identity}, interface {ifindex}",
+                "client   {} is endpoint {id}, identity {identity}, interface {ifindex}",
                 self.client
             ),
-            _ => writeln!(out, "who      {} is {}", self.client, self.who),
+            _ => writeln!(out, "client   {} is {}", self.client, self.who),
         };
         let _ = match (self.server, self.server_identity) {
             (Some(server), Some(identity)) => writeln!(
                 out,
-                "whom     {server} port {}/{} has identity {identity}",
+                "server   {server} port {}/{} has identity {identity}",
                 self.port, self.protocol
             ),
             _ => writeln!(
                 out,
-                "whom     any server, port {}/{}",
+                "server   any server, port {}/{}",
                 self.port, self.protocol
             ),
         };
-        let _ = writeln!(out, "what     {}", self.name);
+        let _ = writeln!(out, "name     {}", self.name);
         let _ = writeln!(out, "rules    {}", rules_text(&self.rules_from));
         for judged in &self.rules {
             let effect = match (judged.server_selected, judged.name_allowed) {

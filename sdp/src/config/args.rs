@@ -119,7 +119,7 @@ pub struct ExplainArgs {
     pub client: EndpointArg,
     /// Name in the query
     // The field cannot be called "name": that is the global setting --name of the instance.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = question_name)]
     pub question: String,
     /// DNS server of the query; without it, the verdict of each rule is listed
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
@@ -155,7 +155,7 @@ pub struct Settings {
     /// Directory of the agent's state: the proxy starts with the rules in its state/<endpoint>/ep_config.json [default: /var/run/holdfast, or /var/run/cilium if only that exists]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Name of this instance [default: sdp-<pid>]
+    /// Name of this instance; with a command, of the proxy that it is for [default: sdp-<pid>; a command finds the only proxy]
     #[arg(long, value_name = "NAME", global = true, value_parser = instance_name)]
     pub name: Option<String>,
     /// Unix socket through which commands reach the running program [default: /run/holdfast/sdp/<name>.sock]
@@ -236,6 +236,15 @@ fn instance_name(name: &str) -> Result<String, String> {
         return Ok(name.to_owned());
     }
     Err("use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit".to_owned())
+}
+
+fn question_name(text: &str) -> Result<String, String> {
+    let labels = text.strip_suffix('.').unwrap_or(text).split('.');
+    let is_name = !text.contains([':', '/', ' ']) && labels.clone().all(|label| !label.is_empty());
+    if is_name || text == "." {
+        return Ok(text.to_owned());
+    }
+    Err("this is not a DNS name: write the name alone, for example www.example.com".to_owned())
 }
 
 /// Which proxy gets a query.
@@ -357,6 +366,29 @@ mod tests {
         assert_eq!(one("5353/tcp"), port(5353, Transport::Tcp));
         for bad in ["0", "70000", "53/ICMP", "dns", ""] {
             assert!(one(bad).unwrap_err().contains("53/TCP"), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_question_is_a_name_and_no_url() {
+        for name in [
+            "www.example.com",
+            "www.example.com.",
+            "_sip._udp.example.com",
+            "a",
+            ".",
+        ] {
+            assert_eq!(question_name(name).as_deref(), Ok(name));
+        }
+        for other in [
+            "https://www.example.com",
+            "www.example.com:443",
+            "shop/web",
+            "a..b",
+            ".a",
+            "",
+        ] {
+            assert!(question_name(other).is_err(), "{other}");
         }
     }
 

@@ -26,7 +26,7 @@ const SWITCHES: &[&str] = &["enable-standalone-dns-proxy", "enable-l7-proxy"];
 /// Keys that Cilium calls otherwise.
 const RENAMED: &[(&str, &str)] = &[
     ("sdp-prometheus-serve-addr", "metrics-address"),
-    // Of a chart before the first release.
+    // A chart from before the first release has this key.
     ("tofqdns-server-port", "standalone-dns-proxy-server-port"),
     ("debug", "log-level"),
 ];

@@ -77,7 +77,7 @@ pub struct Room {
 }
 
 impl Default for Room {
-    /// For as many as a batch takes.
+    /// Has room for as many as a batch takes.
     fn default() -> Self {
         Self {
             live: usize::MAX,

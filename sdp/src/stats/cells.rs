@@ -18,7 +18,7 @@ const LINE: usize = 8;
 #[derive(Debug, Default)]
 struct Line([AtomicU64; LINE]);
 
-/// A fixed number of sums. Clones are one.
+/// A fixed number of sums. All clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct Cells {
     lines: Arc<[Line]>,

@@ -176,7 +176,7 @@ impl UdpUpstream {
             .map(Registration::New)
     }
 
-    /// Of a query as its client sent it; the id does not count.
+    /// A hash of a query as its client sent it. The id does not count.
     fn fingerprint<Q>(&self, query: &PendingQuery<Q>, message: &[u8]) -> u64 {
         let (server, endpoint) = (query.from.server, query.endpoint);
         self.hasher.hash_one((message.get(2..), server, endpoint))

@@ -16,11 +16,11 @@ const LINK_TYPE_NETNS: u32 = 5;
 const LINK_TYPE_TCX: u32 = 11;
 const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
-/// Programs that are read of one chain. The kernel allows no more.
+/// Most programs that are read from one chain. The kernel allows no more.
 const CHAIN: usize = 64;
 
 crate::words! {
-    /// Which of an interface's two chains.
+    /// One of the two chains of an interface.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Direction {
         /// Packets that the interface receives.
@@ -68,7 +68,7 @@ pub enum LinkPlace {
     Namespace(u32),
 }
 
-/// What a pin holds that attaches a program.
+/// A pinned object that attaches a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pinned {
     /// A link, which attaches its program.

@@ -182,7 +182,7 @@ impl<K: Record, V: Record> Map<K, V> {
         }
     }
 
-    /// Of a descriptor of a map with this shape.
+    /// A handle of the map with this descriptor. The map has this shape.
     pub fn of_fd(fd: OwnedFd, name: &str, kind: MapKind) -> Result<Self, MapError> {
         Self::from_fd(fd, PathBuf::from(name), kind)
     }

@@ -18,7 +18,7 @@ pub struct MapOfMaps {
 }
 
 impl MapOfMaps {
-    /// Of a descriptor of such a map.
+    /// A handle of the map of maps with this descriptor.
     pub fn new(fd: OwnedFd, name: &str) -> Self {
         Self {
             fd,

@@ -16,7 +16,7 @@ use crate::{process, repository};
 
 const PAGE: &str = "docs/src/install.md";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/";
-/// A definition of the chart, and how many there are.
+/// A definition of the chart, and how many there are without that of CiliumIdentity.
 const EXAMPLE: (&str, usize) = ("ciliumnodes.cilium.io", 6);
 
 /// The agents of a release that runs.
@@ -43,10 +43,14 @@ struct Case {
     definition: Option<Value>,
     /// Release `holdfast` of namespace `egress` runs.
     another_runs: bool,
+    /// Value `identities.mode`.
+    identities: &'static str,
+    /// Cilium's operator runs.
+    operator_runs: bool,
     wanted: Wanted,
 }
 
-fn cases() -> [Case; 5] {
+fn cases() -> [Case; 8] {
     let of_release = |name: &str| {
         json!({
             "labels": {"app.kubernetes.io/part-of": "holdfast"},
@@ -58,7 +62,14 @@ fn cases() -> [Case; 5] {
     let beside = |definition: Option<Value>, wanted: Wanted| Case {
         definition,
         another_runs: false,
+        identities: "node",
+        operator_runs: false,
         wanted,
+    };
+    let beside_operator = |identities, wanted: Wanted| Case {
+        identities,
+        operator_runs: true,
+        ..beside(None, wanted)
     };
     [
         beside(None, Ok(EXAMPLE.1)),
@@ -75,10 +86,25 @@ fn cases() -> [Case; 5] {
             ]),
         ),
         Case {
-            definition: None,
             another_runs: true,
-            wanted: Err(&["runs in this cluster", "helm uninstall holdfast -n egress"]),
+            ..beside(
+                None,
+                Err(&["runs in this cluster", "helm uninstall holdfast -n egress"]),
+            )
         },
+        Case {
+            identities: "cluster",
+            ..beside(None, Ok(EXAMPLE.1 + 1))
+        },
+        beside_operator("node", Ok(EXAMPLE.1)),
+        beside_operator(
+            "cluster",
+            Err(&[
+                "identities.mode=cluster",
+                "kube-system/cilium-operator",
+                "identities.mode=node",
+            ]),
+        ),
     ]
 }
 
@@ -95,6 +121,8 @@ pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
         let args = ["template", "holdfast", &chart, "-n", "kube-system"];
         let mut command = process::command(&tools::text(helm)?, &args);
         command.args([
+            "--set",
+            &format!("identities.mode={}", case.identities),
             "--dry-run=server",
             "--kubeconfig",
             &tools::text(&kubeconfig)?,
@@ -170,6 +198,19 @@ fn serve(case: &Case) -> Result<String> {
         let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
         answers.insert(path.to_owned(), object);
     }
+    let operators = match case.operator_runs {
+        true => json!([{
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {
+                "name": "cilium-operator", "namespace": "kube-system",
+                "labels": {"io.cilium/app": "operator"},
+            },
+        }]),
+        false => json!([]),
+    };
+    let deployments =
+        json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "items": operators});
+    answers.insert("/apis/apps/v1/deployments".to_owned(), deployments);
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             // Helm reads the next answer, or its error.
@@ -191,7 +232,12 @@ fn discovery() -> [(String, Value); 8] {
         "name": "apiextensions.k8s.io", "versions": [version], "preferredVersion": version,
     });
     let plural = "customresourcedefinitions";
-    let sets = resources("apps/v1", "daemonsets", "DaemonSet", true);
+    let mut apps = resources("apps/v1", "daemonsets", "DaemonSet", true);
+    if let Some(resources) = apps["resources"].as_array_mut() {
+        resources.push(json!({
+            "name": "deployments", "kind": "Deployment", "namespaced": true, "verbs": ["get"],
+        }));
+    }
     let no_sets = json!({"apiVersion": "apps/v1", "kind": "DaemonSetList", "items": []});
     let roles = resources(
         "rbac.authorization.k8s.io/v1",
@@ -217,7 +263,7 @@ fn discovery() -> [(String, Value); 8] {
         ),
         ("/api/v1", resources("v1", "configmaps", "ConfigMap", true)),
         ("/apis/apiextensions.k8s.io/v1", crds),
-        ("/apis/apps/v1", sets),
+        ("/apis/apps/v1", apps),
         ("/apis/rbac.authorization.k8s.io/v1", roles),
         ("/apis/apps/v1/namespaces/kube-system/daemonsets", no_sets),
     ]

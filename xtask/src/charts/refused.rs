@@ -79,6 +79,31 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("holdfast", "dnsDenyResponse: icmp", &["/dnsDenyResponse"]),
     (
         "holdfast",
+        "identities: {mode: crd}",
+        &["/identities/mode", "cluster"],
+    ),
+    (
+        "holdfast",
+        "identities: {range: 256}",
+        &["/identities/range"],
+    ),
+    (
+        "holdfast",
+        "identities: {range: 255-61439}",
+        &["identities.range", "255-61439", "256-61439"],
+    ),
+    (
+        "holdfast",
+        "identities: {range: 256-61440}",
+        &["identities.range", "256-61440", "256-61439"],
+    ),
+    (
+        "holdfast",
+        "identities: {range: 2000-1000}",
+        &["identities.range", "2000-1000", "256-61439"],
+    ),
+    (
+        "holdfast",
         "resolver: {mode: openshift}",
         &["/resolver/mode", "consume"],
     ),

@@ -20,8 +20,8 @@ const OTHERS: [&str; 1] = ["RUST_BACKTRACE"];
 
 /// Builds the programs; gives their help texts.
 pub(super) fn helps() -> Result<Vec<String>> {
-    let mut build = process::command("cargo", &["build", "--quiet", "--locked", "--bins"]);
-    build.args(PROGRAMS.iter().flat_map(|(package, _)| ["-p", package]));
+    let mut build = workspace::build();
+    build.arg("--quiet");
     process::run(build)?;
     let helps = PROGRAMS.iter();
     let helps = helps.map(|(name, before)| process::output(program(name, before, &["--help"])?));

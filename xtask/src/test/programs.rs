@@ -110,20 +110,8 @@ pub(super) fn by_file(program: &str, tests: Vec<String>) -> BTreeMap<String, Vec
 }
 
 /// Builds the programs under test and the tests of `e2e`, and asks cargo where these are.
-///
-/// All in one go and with the features of `cargo test`, so that nothing is built twice.
 pub(super) fn test_programs() -> Result<Vec<TestProgram>> {
-    let mut build = process::command(
-        "cargo",
-        &[
-            "build",
-            "--locked",
-            "--workspace",
-            "--exclude",
-            workspace::BPF,
-        ],
-    );
-    build.args(["--lib", "--bins", "--tests"]);
+    let mut build = workspace::build();
     build.arg("--message-format=json-render-diagnostics");
     println!("  $ {}", process::line(&build));
     let output = build

@@ -209,7 +209,7 @@ impl Api {
         if let RequestError::Token(path) = error {
             return Err(ClientError::Token { path });
         }
-        // Of rustls; there is no type of it on the way.
+        // The text is of rustls: no type of its error comes through.
         if reason.contains("invalid peer certificate") {
             let path = credentials_file(settings, "ca.crt");
             return Err(ClientError::Untrusted {
@@ -265,7 +265,7 @@ impl Api {
     }
 
     fn not_sent(&self, reason: String) -> RequestError {
-        // Of kube, which reads the file again each minute; there is no type of it on the way.
+        // The text is of kube, which reads the file again each minute: no type of its error comes through.
         match reason.contains("invalid bearer token") {
             true => RequestError::Token(self.token_file.clone()),
             false => RequestError::Unreachable(reason),
@@ -330,7 +330,7 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     config.map_err(|error| refuse(&error))
 }
 
-/// Of the service account; without the environment's server if there is another one.
+/// The configuration of the service account, without the environment's server if there is another one.
 fn from_account(has_server: bool) -> Result<Config, ClientError> {
     let config = match has_server {
         true => Config::incluster_dns(),

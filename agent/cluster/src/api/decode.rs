@@ -37,15 +37,15 @@ impl Fields {
         }
     }
 
-    /// Of an object: the fields at `paths`, such as `spec.containers[].ports`. Without paths: every field,
-    /// but of the status only `conditions`. Of `metadata` always [`METADATA`] and the annotation of static pods.
+    /// The fields of an object at `paths`, such as `spec.containers[].ports`. Without paths, every field, and
+    /// from the status only `conditions`. [`METADATA`] and the annotation of static pods are always read.
     pub(super) fn of_object(paths: &[&'static str]) -> Self {
         let mut root = match paths.is_empty() {
             true => Self::all(),
             false => Self::default(),
         };
         if paths.is_empty() {
-            // Of the status only the condition that says whether the object is refused.
+            // From the status only the condition that says whether the object is refused.
             root.add(["status", "conditions"].into_iter());
         }
         for path in paths {

@@ -1,4 +1,4 @@
-//! Whether an agent that is stopped is replaced by another, or was uninstalled.
+//! Whether an agent that is stopped will be replaced by another agent, or was uninstalled.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,8 +30,8 @@ const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 /// Metadata only, so that events stay small: each agent that is replaced changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// The DaemonSet that the agent is of, followed until [`Self::was_deleted`]: an agent that stops at
-/// the moment of the uninstall still gets its event.
+/// The DaemonSet of the agent, watched until [`Self::was_deleted`] has its answer: an agent that stops
+/// at the moment of the uninstall still gets the event of the deletion.
 #[derive(Debug)]
 pub struct OwnSet {
     set: Followed,
@@ -48,16 +48,16 @@ struct Followed {
     seen: Arc<channel::Sender<Seen>>,
 }
 
-/// The last that the API server said while it accepted the agent's account.
+/// The last answer about the DaemonSet that the API server gave while it accepted the agent's account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
-    /// It was never there: a name that is not found was not deleted.
+    /// The set was never there. So a later answer "not found" does not mean that it was deleted.
     Never,
     There,
     Gone,
 }
 
-/// What an answer of the API server says about the DaemonSet.
+/// The state of the DaemonSet by one answer of the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     There,
@@ -67,7 +67,7 @@ enum Answer {
     Unclear,
 }
 
-/// `is_ending`: the set has a `deletionTimestamp`. The other is an HTTP status.
+/// `is_ending`: whether the set has a `deletionTimestamp`, or the HTTP status if the request failed.
 fn meaning(is_ending: Result<bool, Option<u16>>) -> Answer {
     match is_ending {
         Ok(false) => Answer::There,
@@ -83,8 +83,8 @@ fn is_ending(set: &Value) -> bool {
 
 impl OwnSet {
     /// Follows the DaemonSet. An uninstall by Helm removes role and account a moment after the
-    /// DaemonSet, and the agents' pods after that: a request then gets no answer. A watch that has
-    /// begun goes on without them.
+    /// DaemonSet, and the agents' pods after that. A request then gets no answer. A watch that has
+    /// begun goes on without role and account.
     pub fn start(api: Api, name: &str) -> Self {
         let all = format!("/apis/apps/v1/namespaces/{}/daemonsets", api.namespace());
         let set = Followed {
@@ -136,12 +136,11 @@ impl Followed {
 
     /// Follows the set until the server ends the watch.
     ///
-    /// - The watch begins with the present state (version 0), not with the version of a read. That is
-    ///   the version of the last change: a server that was restarted has forgotten it, and refuses it
-    ///   each time.
-    /// - It has no bookmarks: with them, a server with an old etcd refuses version 0.
-    /// - The set is read once the watch has begun: a watch that begins when the set is gone has no
-    ///   event.
+    /// - The watch begins with the present state (version 0), not with the version of a read. A read
+    ///   gives the version of the last change. A server that was restarted no longer knows that version,
+    ///   and refuses it each time.
+    /// - The watch has no bookmarks: with bookmarks, a server with an old etcd refuses version 0.
+    /// - The set is read once the watch has begun: if the set was deleted before, the watch has no event.
     async fn follow_once(&self) -> Result<(), RequestError> {
         let uri = format!(
             "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion=0\

@@ -1,5 +1,5 @@
 //! Reports in the cluster which of its objects are refused: in the status of policies, and as Events.
-//! The status of an accepted policy says so as well.
+//! The status of a policy also reports that it is accepted.
 //!
 //! ```text
 //!  documents ─► refusals ─► plan (what, and when) ─► condition / event ─► API server
@@ -37,7 +37,7 @@ use super::{
 use crate::{
     health::ClusterHealth,
     refusals::Refusals,
-    resource::{RESOURCES, Resource},
+    resource::{Resource, WITH_IDENTITIES},
 };
 
 /// Whether the status of an object has to be written if the object is accepted: it has our report of a
@@ -350,7 +350,8 @@ impl<'a> Place<'a> {
                 && bytes.all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
         };
         let is_known = parts.next().is_none() && namespace.is_none_or(is_plain) && is_plain(name);
-        let resource = RESOURCES.iter().find(|resource| resource.kind == kind)?;
+        let mut resources = WITH_IDENTITIES.iter();
+        let resource = resources.find(|resource| resource.kind == kind)?;
         is_known.then_some(Self {
             resource,
             namespace,

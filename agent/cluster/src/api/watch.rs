@@ -140,7 +140,8 @@ impl<T: Send + 'static> Watch<T> {
             if code == Some(410) {
                 version = None;
             }
-            if code == Some(404) {
+            let is_refused = code == Some(403) && self.resource.absence == Absence::Numbers;
+            if code == Some(404) || is_refused {
                 let is_absent = absences.add(begin);
                 if self.take_absence(is_absent).await.is_err() {
                     return;
@@ -160,7 +161,7 @@ impl<T: Send + 'static> Watch<T> {
     async fn take_absence(&self, is_absent: bool) -> Result<(), WatchError> {
         let is_empty = match self.resource.absence {
             Absence::Never => false,
-            Absence::Definition | Absence::Optional => is_absent,
+            Absence::Definition | Absence::Optional | Absence::Numbers => is_absent,
             Absence::Release => is_absent || self.has_service_blocks,
         };
         if is_empty && !self.health.has_list(self.resource) {
@@ -197,12 +198,15 @@ impl<T: Send + 'static> Watch<T> {
                  read again each minute)"
             ),
             (Some(403), _) => format!(
-                "{error}: the verb {} on {name} is missing; add it to the agent's ClusterRole, \
-                 as the chart has it",
-                if lists { "list" } else { "watch" }
+                "{error}: the verb {} on {name} is missing; add it to {}",
+                if lists { "list" } else { "watch" },
+                self.resource.role()
             ),
-            (Some(404), Absence::Definition) => {
-                format!("{name}: install the CRDs (chart value crds.install)")
+            (Some(404), Absence::Definition | Absence::Numbers) => {
+                format!(
+                    "{name}: install the CRDs ({})",
+                    self.resource.installed_by()
+                )
             }
             (Some(404), Absence::Optional) => format!(
                 "{name}: the definition is gone, and its objects stay in force; install it again \

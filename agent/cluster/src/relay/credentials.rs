@@ -91,7 +91,7 @@ impl Credentials {
         Arc::clone(&self.server)
     }
 
-    /// For a connection to a relay.
+    /// The TLS settings of a connection to a relay.
     pub(super) fn client(&self, server_name: &str) -> ClientTlsConfig {
         ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&self.texts.authority))

@@ -99,7 +99,7 @@ impl Follower {
         }
     }
 
-    /// Those of the files, which could be used when the program started.
+    /// Reads the credentials from the files, which could be used when the program started.
     async fn credentials(&self, files: &TlsFiles) -> Credentials {
         let mut backoff = Backoff::default();
         loop {
@@ -117,7 +117,7 @@ impl Follower {
     async fn follow_always(&self, mut current: Current) {
         let mut receiver = Receiver::of(self.resources);
         let mut backoff = Backoff::default();
-        // Of each relay, since the last stream.
+        // Failures of each relay since the last stream.
         let mut failures: BTreeMap<&str, String> = BTreeMap::new();
         let relays = self.settings.addresses.len().max(1);
         let random = RandomState::new().hash_one(0_u8);

@@ -34,7 +34,7 @@ pub(super) enum NoPlace {
     },
 }
 
-/// All places. Clones are one.
+/// All places. All clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct Places(Arc<Mutex<State>>);
 

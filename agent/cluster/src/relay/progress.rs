@@ -8,7 +8,7 @@ use std::sync::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::io::{InspectReader, InspectWriter};
 
-/// Bytes of one connection since its start. Clones are one.
+/// Bytes of one connection since its start. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Progress(Arc<Totals>);
 

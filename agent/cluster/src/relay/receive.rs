@@ -23,7 +23,7 @@ pub(super) enum FrameError {
     /// The relay does not have a kind.
     #[error(
         "the relay has version {version} and no {kind}: update the relays before the agents (the \
-         chart's Deployment holdfast-relay)"
+         chart's Deployment holdfast-relay), and start both with the same --identity-allocation"
     )]
     Kind {
         version: String,
@@ -60,7 +60,7 @@ pub(super) struct Received {
 pub(super) struct Receiver {
     /// Kinds that the agent follows; the relay sends others as well.
     resources: &'static [Resource],
-    /// Of the relay's run, since its Hello on this stream.
+    /// The epoch of the relay's run; none before the Hello on this stream.
     epoch: Option<String>,
     position: Option<Position>,
     templates: BTreeMap<u64, Template>,
@@ -75,7 +75,7 @@ struct Template {
 }
 
 impl Receiver {
-    /// Without a position.
+    /// A receiver without a position.
     pub(super) fn of(resources: &'static [Resource]) -> Self {
         Self {
             resources,

@@ -3,7 +3,7 @@
 use fqdn_proto::relay::Template;
 
 use super::*;
-use crate::resource::RESOURCES;
+use crate::resource::{RESOURCES, WITH_IDENTITIES};
 
 fn frame(steps: Vec<step::Step>) -> Frame {
     let steps = steps.into_iter().map(|step| Step { step: Some(step) });
@@ -44,6 +44,49 @@ fn a_relay_without_a_kind_is_too_old_and_named() {
         error.contains("version 0.0.9 and no EndpointSlice: update the relays"),
         "{error}"
     );
+}
+
+#[test]
+fn a_relay_of_the_other_identity_allocation_is_named_with_the_flag() {
+    let mut receiver = Receiver::of(WITH_IDENTITIES);
+    let error = receiver.take(frame(vec![hello(&all_kinds())])).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("no CiliumIdentity") && error.contains("the same --identity-allocation"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_identity_is_the_object_that_the_relay_read() {
+    let kinds: Vec<&str> = WITH_IDENTITIES.iter().map(|one| one.kind).collect();
+    let object = serde_json::json!({
+        "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
+        "metadata": {
+            "name": "5000", "uid": "u", "creationTimestamp": "2026-11-23T12:00:00Z",
+            "labels": {"app.kubernetes.io/managed-by": "holdfast"},
+        },
+        "security-labels": {"k8s:app": "web"},
+    });
+    let key = "CiliumIdentity/5000";
+    let parts = super::super::item::split(key, object.clone());
+    assert_eq!(parts.template, None);
+    let put = step::Step::Put(Put {
+        key: key.to_owned(),
+        template: 0,
+        json: parts.own.into_bytes(),
+    });
+    let mut receiver = Receiver::of(WITH_IDENTITIES);
+    let mut received = receiver.take(frame(vec![hello(&kinds), put])).unwrap();
+    let batch = received.batches.remove(0);
+    assert_eq!(batch.kind, "CiliumIdentity");
+    let Seen::Put { document, json, .. } = &batch.seen[0] else {
+        panic!("{batch:?}");
+    };
+    assert_eq!(*document, parse_object(&object, key));
+    assert!(document.is_ok(), "{document:?}");
+    let json: Value = serde_json::from_str(json.as_ref().unwrap().as_str()).unwrap();
+    assert_eq!(json, object);
 }
 
 #[test]

@@ -86,7 +86,7 @@ struct Object {
 }
 
 impl Record {
-    /// Of these kinds; none has been listed.
+    /// A record of these kinds, before any of them has been listed.
     pub(super) fn new(kinds: impl IntoIterator<Item = &'static str>) -> Self {
         Self::with_log(kinds, LOG_MAX)
     }

@@ -12,10 +12,10 @@ use tokio_util::task::TaskTracker;
 use super::credentials::Credentials;
 use crate::relay_settings::TlsFiles;
 
-/// Between two reads of the files.
+/// Time between two reads of the files.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
 
-/// Why the files of a relay cannot be used, and since when. Clones are one.
+/// Why the files of a relay cannot be used, and since when. All clones share this state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stale(Arc<Mutex<Option<(Instant, String)>>>);
 
@@ -27,7 +27,7 @@ impl Stale {
         since.map_or(0, |age| age.as_secs().max(1))
     }
 
-    /// Why they cannot be used; none = they can.
+    /// Sets why the files cannot be used; none = they can.
     pub(super) fn set(&self, problem: Option<String>) {
         let mut stale = self.0.lock();
         let known = stale.as_ref().map(|(_, reason)| reason);
@@ -61,7 +61,7 @@ pub(super) async fn follow(
     loop {
         tokio::time::sleep(every).await;
         let (files, used) = (Arc::clone(&files), Arc::clone(&current.borrow()));
-        // A file system may not answer.
+        // In a task of its own: a file system that does not answer must not block the others.
         let read = tasks.spawn_blocking(move || used.renewed(&files));
         let Ok(renewed) = read.await else {
             continue;

@@ -36,8 +36,8 @@ use super::{
     record::{Item, Record, Snapshot},
     renewal,
 };
+use crate::health::ClusterHealth;
 use crate::relay_refusal::Refusal;
-use crate::{health::ClusterHealth, resource::RESOURCES};
 
 /// Frames that wait for a connection.
 const QUEUE: usize = 2;
@@ -77,9 +77,8 @@ impl Shared {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
-        let kinds = RESOURCES.iter().map(|resource| resource.kind);
         Self {
-            record: Mutex::new(Record::new(kinds)),
+            record: Mutex::new(Record::new(health.kinds())),
             sequence: watch::Sender::new(0),
             epoch,
             places: Places::new(bounds.agents),
@@ -143,7 +142,7 @@ impl Shared {
     }
 
     fn hello(&self, continues: bool) -> Bytes {
-        let kinds = RESOURCES.iter().map(|resource| resource.kind.to_owned());
+        let kinds = self.health.kinds().map(str::to_owned);
         part_of(step::Step::Hello(Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             epoch: self.epoch.clone(),

@@ -7,6 +7,7 @@ use tonic::transport::Endpoint;
 
 use super::*;
 use crate::relay::lab::{Relay, change, follow, pods, start};
+use crate::resource::RESOURCES;
 
 #[tokio::test]
 async fn an_agent_follows_a_relay_through_its_restart_with_one_more_listing() {

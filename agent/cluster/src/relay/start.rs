@@ -36,7 +36,7 @@ use crate::{
     health::ClusterHealth,
     refusals::Refusals,
     relay_settings::{RelayConfig, RelaySettings},
-    resource::RESOURCES,
+    resource::{RESOURCES, WITH_IDENTITIES},
 };
 
 /// Batches of a relay that wait for the documents' task.
@@ -91,14 +91,18 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     let metrics_listener = http_server::bind_metrics(&config.metrics_address).await?;
     let credentials = credentials(&config)?;
     tracing::info!(?config, "relay starting");
-    let health = ClusterHealth::new(api.server(), RESOURCES);
+    let resources = match config.has_identities {
+        true => WITH_IDENTITIES,
+        false => RESOURCES,
+    };
+    let health = ClusterHealth::new(api.server(), resources);
     let mut bounds = Bounds::agents(config.agents_max);
     bounds.agents = descriptors.connections(bounds.agents, bounds.other_descriptors());
     let shared = Shared::new(epoch(), bounds, health, tasks.clone(), stop.clone());
     let shared = Arc::new(shared);
     let here = Here {
         node: config.name.clone(),
-        resources: RESOURCES,
+        resources,
         reads_only: false,
         has_service_blocks: config.has_service_blocks,
     };

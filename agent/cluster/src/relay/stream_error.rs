@@ -22,15 +22,15 @@ pub(super) enum StreamError {
     #[error("{0}")]
     Unreachable(String),
     #[error(
-        "its certificate is not trusted: {0}; write the CA that signed it to --k8s-relay-ca, and its name to --k8s-relay-server-name"
+        "its certificate is not trusted: {0}; set --k8s-relay-ca to the CA that signed it, and --k8s-relay-server-name to the name in it"
     )]
     Untrusted(String),
     #[error(
-        "it does not accept the agent's certificate: {0}; write one that the relay's --client-ca signed to --k8s-relay-cert"
+        "it does not accept the agent's certificate: {0}; set --k8s-relay-cert to one that the relay's --client-ca signed"
     )]
     Refused(String),
     #[error(
-        "it closed the connection before it answered: {0}; if it does not accept the agent's certificate, write one that the relay's --client-ca signed to --k8s-relay-cert"
+        "it closed the connection before it answered: {0}; if it does not accept the agent's certificate, set --k8s-relay-cert to one that the relay's --client-ca signed"
     )]
     Closed(String),
     #[error(

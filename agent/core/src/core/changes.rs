@@ -212,7 +212,7 @@ impl State {
         true
     }
 
-    /// Labels the addresses of names that firewalls use, once names of the run before are complete.
+    /// Labels the addresses of names that firewalls use, once all names of the previous run are read.
     fn relabel_if_synced(&mut self) {
         if self.restoration.is_synced() {
             self.relabel_resolved();
@@ -323,7 +323,7 @@ impl State {
         }
     }
 
-    /// Renders DNS rules, and writes the files of endpoints that have others now.
+    /// Renders DNS rules, and writes the files of endpoints whose rules changed.
     fn change_files(&mut self, plan: &mut Plan) {
         let mut left = match std::mem::take(&mut self.policy.changes_mut().files) {
             Files::Left(left) => left,

@@ -20,6 +20,7 @@ use crate::{
     fqdn::{
         cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes, servers::NameServers,
     },
+    identity::cluster::IdentityRange,
     ipcache::resolve::whole_families,
     kubernetes::external_ips::ExternalIps,
     labels::LabelSet,
@@ -43,18 +44,21 @@ pub struct CoreConfig {
     /// Blocks of the cluster's pods and Services: an address there of which nothing else is known is
     /// unmanaged, not the world.
     pub cluster_blocks: Vec<IpNet>,
-    /// Those of pods; empty if they are unknown.
+    /// Blocks of pods; empty if they are unknown.
     pub pod_blocks: Vec<IpNet>,
     /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
     /// DNS servers that are trusted for names; empty = those of `dns_service`.
     pub dns_servers: Vec<SocketAddr>,
-    /// Those of `dns_service` are trusted beside them.
+    /// The DNS servers of `dns_service` are trusted too.
     pub with_dns_service: bool,
     /// DNS servers whose answers count for `toFQDNs`.
     pub name_servers: NameServers,
     /// The Service of the cluster's DNS servers, `namespace/name`.
     pub dns_service: String,
+    /// Label sets of pods have numbers of the cluster, and objects with a number of this range are to be made
+    /// for those that have none. None: this node gives numbers, except for those of documents.
+    pub cluster_identities: Option<IdentityRange>,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
     /// Port of the DNS proxy.
@@ -128,6 +132,7 @@ impl Default for CoreConfig {
             with_dns_service: false,
             name_servers: NameServers::Any,
             dns_service: DNS_SERVICE.to_owned(),
+            cluster_identities: None,
             external_ips: ExternalIps::Judge,
             proxy_port: 10094,
             enable_policy: PolicyMode::Default,

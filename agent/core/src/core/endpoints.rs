@@ -334,7 +334,7 @@ impl State {
 
     /// Acquires the identity of a pod's labels, here or on another node.
     pub(super) fn acquire_pod(&mut self, labels: &LabelSet) -> Result<IdentityId, NoIdentity> {
-        let acquired = match self.numbers.ask_pod(labels) {
+        let acquired = match self.numbers.ask_pod(labels, self.now) {
             Asked::Have(acquired) => acquired,
             Asked::Awaited => return Err(NoIdentity::Awaited),
             Asked::Exhausted => {

@@ -13,11 +13,14 @@ use shared_maps::EndpointId;
 use crate::{
     datapath::plan::NamesWritten,
     endpoint::spec::EndpointSpec,
+    identity::{
+        cluster::{GivenNumber, WantedIdentities},
+        cluster_object::CiliumIdentity,
+    },
     kubernetes::node_interfaces::NodeInterfaces,
     kubernetes::{pod_at::PodAt, service_at::ServiceAt},
     name_objects::{Observation, ResolvedName, TrustedServers, WantedNames},
     policy::{
-        cluster::identity::CiliumIdentity,
         document::{PolicyDocument, PolicyError},
         source::PolicyChange,
     },
@@ -49,6 +52,8 @@ pub enum Event {
     /// Changes of the numbers that the cluster has for label sets of pods, in order. The key is the
     /// number.
     Identities(Vec<SourceEvent<CiliumIdentity>>),
+    /// Numbers that the API server answered for [`Effect::WantedIdentities`].
+    NumbersGiven(Vec<GivenNumber>),
     /// Changes of what objects of the resolver's store say, in order. The key is
     /// [`ResolvedName::key`].
     Resolved(Vec<SourceEvent<ResolvedName>>),
@@ -122,6 +127,8 @@ pub enum Effect {
     SnapshotReady,
     /// Tell every stream to drop leases and to acknowledge.
     Revoke(Revocation),
+    /// Label sets of this node need objects: the whole list, in the place of the one before.
+    WantedIdentities(Arc<WantedIdentities>),
     /// An answer counts for EgressFirewalls.
     Observed(Observation),
     /// The names that EgressFirewalls use, or the DNS servers whose answers count, are these now.

@@ -46,11 +46,11 @@ struct Validity {
 
 /// The learned addresses of a mapping.
 struct Learned {
-    /// Of addresses with labels, which the datapath must get before the answer is released.
+    /// Prefixes of addresses with labels. The datapath must get them before the answer is released.
     prefixes: Vec<IpNet>,
     /// Addresses for which there is no room.
     left_out: usize,
-    /// Of the lease that every address has.
+    /// End of the lease that every address has.
     lease_end: Option<BootTime>,
 }
 

@@ -10,17 +10,17 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
-use super::state::State;
+use super::{endpoints::NoIdentity, state::State};
 use crate::{
     core::state::pods::KnownPod,
     endpoint::spec::EndpointSpec,
+    identity::cluster_object::CiliumIdentity,
     ipcache::{
         metadata::Claim,
         owners::{Owner, Source},
     },
     kubernetes::pod_at::PodAt,
     labels::{Label, LabelError, LabelSet, in_namespace},
-    policy::cluster::identity::CiliumIdentity,
     source_event::SourceEvent,
 };
 
@@ -86,7 +86,7 @@ impl State {
         if let Some(pod) = &spec.pod {
             let pods = &self.cluster.pods;
             let known = pods.labels_of(pod)?;
-            // Of another pod of that name, before or after this one.
+            // The document is of another pod of that name, before or after this one.
             if spec
                 .pod_uid
                 .as_deref()
@@ -115,7 +115,7 @@ impl State {
                 SourceEvent::Apply(identity) => {
                     let key = identity.id.0.to_string();
                     self.restoration.identities().note(&key);
-                    self.numbers.learn(identity.id, Some(&identity.labels));
+                    self.numbers.learn(identity.id, Some(&identity), self.now);
                 }
                 SourceEvent::Delete(key) => self.forget_number(&key),
                 // Numbers of an earlier listing of this run that are not in this one stay with
@@ -130,7 +130,7 @@ impl State {
 
     fn forget_number(&mut self, key: &str) {
         if let Ok(number) = key.parse() {
-            self.numbers.learn(IdentityId(number), None);
+            self.numbers.learn(IdentityId(number), None, self.now);
         }
     }
 
@@ -180,10 +180,18 @@ impl State {
     /// released, so that one that stays is never without a holder.
     fn exchange_pod(&mut self, now: Option<PodAt>, before: &KnownPod) {
         let wants = now.as_ref().filter(|pod| !pod.addresses.is_empty());
-        let identity = wants.and_then(|pod| self.acquire_pod(&pod.labels).ok());
+        let acquired = wants.map(|pod| self.acquire_pod(&pod.labels));
+        let is_lacking = acquired.is_some_and(|acquired| acquired.is_err());
+        // The same pod with other labels has its identity until their number is there.
+        let keeps_addresses =
+            |pod: &PodAt| pod.uid == before.at.uid && pod.addresses == before.at.addresses;
+        let kept = before.identity.filter(|_| {
+            acquired == Some(Err(NoIdentity::Awaited)) && wants.is_some_and(keeps_addresses)
+        });
+        let identity = acquired.and_then(Result::ok).or(kept);
         self.cluster.pods.without_identity.remove(&before.at.key);
         if let Some(pod) = wants {
-            if identity.is_none() {
+            if is_lacking {
                 self.cluster
                     .pods
                     .without_identity
@@ -204,7 +212,7 @@ impl State {
                 self.ipcache.unclaim(prefix, &owner(&before.at));
             }
         }
-        if let Some(old) = before.identity {
+        if let Some(old) = before.identity.filter(|_| kept.is_none()) {
             let lost = before.at.addresses.iter().copied();
             let lost = lost.filter(|at| !wants.is_some_and(|pod| pod.addresses.contains(at)));
             let lost: Vec<IpAddr> = lost.collect();

@@ -79,7 +79,7 @@ impl State {
         let mut state = Self {
             now: restored.now,
             ipcache: Ipcache::new(dual),
-            numbers: IdentityNumbers::new(local.clone(), pods),
+            numbers: IdentityNumbers::new(local.clone(), pods, config.cluster_identities),
             policy: PolicyModel::new(config.enable_policy, config.proxy_port),
             resolved: ResolvedNames::new(limits, config.ipcache_max),
             learned: Learned {

@@ -57,7 +57,7 @@ struct Parts {
     book: bool,
 }
 
-/// Of documents that are for neither the core nor the book.
+/// Parts of documents that are for neither the core nor the book.
 const NEITHER: Parts = Parts {
     core: false,
     book: false,

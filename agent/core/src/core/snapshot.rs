@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::identity::{cluster::ClusterCounts, cluster_object::NumberSource};
+
 /// Everything. Built on demand: it costs as much as there is state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Snapshot {
@@ -29,7 +31,7 @@ pub struct Summary {
     /// Policies, endpoints and every other listing that had begun were complete once.
     pub synced: bool,
     pub endpoints: usize,
-    /// Those of them that no direction is restricted of.
+    /// Endpoints without a restricted direction.
     pub endpoints_unrestricted: usize,
     /// The first few of these: the pod, `namespace/name`, or the key of one that is no pod.
     pub unrestricted: Vec<String>,
@@ -38,18 +40,21 @@ pub struct Summary {
     pub policies_rejected: usize,
     /// Allocated identities of addresses outside.
     pub local_identities: usize,
-    /// Those of them with the label of a name.
+    /// Local identities with the label of a name.
     pub fqdn_identities: usize,
-    /// Those of them with the labels of several names' selectors.
+    /// Local identities with the labels of several selectors of names.
     pub fqdn_combinations: usize,
     /// Most combinations, if they are limited.
     pub fqdn_identities_max: Option<usize>,
     /// Addresses that have the identity of some of their names only, because of that.
     pub addresses_limited: usize,
     pub endpoint_identities: usize,
+    /// Label sets of pods, by where their numbers come from; none = this node gives the numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_identities: Option<ClusterCounts>,
     /// Pods that the cluster's objects name.
     pub pods: usize,
-    /// Those of them without an identity, because no number is free.
+    /// Pods without an identity, because no number is free.
     pub pods_without_identity: usize,
     /// Namespaces that have an object.
     pub namespaces: usize,
@@ -64,7 +69,7 @@ pub struct Summary {
     pub external_ips_refused: bool,
     /// Services that the cluster's objects name.
     pub services: usize,
-    /// Those of them that are closed to an endpoint because policy treats their backends
+    /// Services that are closed to an endpoint because policy treats their backends
     /// differently.
     pub services_mixed: usize,
     /// Prefixes that the ipcache map has, as far as the plans say.
@@ -263,6 +268,13 @@ pub struct IdentityView {
     pub labels: Vec<String>,
     /// Prefixes, endpoints and selectors that hold it.
     pub references: usize,
+    /// Where the number comes from.
+    #[serde(default)]
+    pub source: NumberSource,
+    /// When the object of the number was made, seconds since 1970; none = it has no object, or the
+    /// object does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
 }
 
 /// A prefix with its identities.

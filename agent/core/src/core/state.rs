@@ -24,6 +24,8 @@ pub(crate) mod retry;
 pub(crate) mod revocations;
 pub(crate) mod services;
 
+use std::sync::Arc;
+
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
@@ -41,6 +43,7 @@ use crate::{
     },
     datapath::plan::Step,
     fqdn::cache::NameCache,
+    identity::cluster::WantedIdentities,
     ipcache::table::Ipcache,
     labels::LabelSet,
 };
@@ -89,6 +92,8 @@ pub(crate) struct ClusterObjects {
     pub nodes: NodeSelectors,
     /// How many namespaces have an object.
     pub namespaces: usize,
+    /// Label sets of this node that lack an object, as they were published last.
+    pub wanted: Arc<WantedIdentities>,
 }
 
 impl State {

@@ -3,6 +3,7 @@
 mod breaker;
 mod chunks;
 mod claimed_addresses;
+mod cluster_identities;
 mod cuts;
 mod dns_servers;
 mod enable_policy;

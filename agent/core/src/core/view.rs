@@ -142,6 +142,7 @@ impl State {
             fqdn_identities_max: self.config.max_fqdn_identities,
             addresses_limited: self.numbers.budget().limited(),
             endpoint_identities: self.numbers.endpoints_len(),
+            cluster_identities: self.numbers.cluster_counts(),
             pods: self.cluster.pods.len(),
             pods_without_identity: self.cluster.pods.without_identity().count(),
             namespaces: self.cluster.namespaces,
@@ -174,10 +175,15 @@ impl State {
     pub(super) fn snapshot(&self) -> Snapshot {
         let allocated = self.numbers.allocated().into_iter();
         let mut identities: Vec<IdentityView> = allocated
-            .map(|(id, labels, references)| IdentityView {
-                id: id.0,
-                labels: labels.texts(),
-                references,
+            .map(|(id, labels, references)| {
+                let (source, since) = self.numbers.origin(id);
+                IdentityView {
+                    id: id.0,
+                    labels: labels.texts(),
+                    references,
+                    source,
+                    since,
+                }
             })
             .collect();
         identities.sort_by_key(|identity| identity.id);

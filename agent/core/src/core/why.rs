@@ -138,6 +138,8 @@ impl Core {
                 id: endpoint.id.0,
                 key: &endpoint.spec.key,
                 pod: endpoint.spec.pod.as_deref(),
+                place: &endpoint.spec.netns,
+                interface: &endpoint.spec.interface.ifname,
                 addresses: endpoint.addresses().collect(),
             };
             (endpoint, names)

@@ -27,6 +27,8 @@ pub struct EndpointFile {
     pub interface: PodInterface,
     /// Where the network namespace was found.
     pub netns: String,
+    /// The pod that it is, `namespace/name`. Only written, for proxies and people: the source names it again.
+    pub pod: Option<String>,
     /// Addresses learned and not expired.
     pub history: Vec<HistoryEntry>,
     /// Expired addresses that connections may still use.
@@ -76,9 +78,9 @@ pub struct HistoryEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZombieEntry {
     pub address: IpAddr,
-    /// Names it was learned under.
+    /// Names under which it was learned.
     pub names: Vec<Fqdn>,
-    /// Those of them under which a trusted DNS server gave it.
+    /// Names under which a trusted DNS server gave it.
     pub trusted: Vec<Fqdn>,
     /// Until when conntrack last vouched for it; 0 = never.
     pub alive_at: u64,

@@ -91,7 +91,7 @@ impl Endpoints {
         self.by_id.get_mut(&id)
     }
 
-    /// By the key of its source.
+    /// The endpoint with this key of its source.
     pub(crate) fn by_key(&self, key: &str) -> Option<EndpointId> {
         self.by_key.get(key).copied()
     }
@@ -105,7 +105,7 @@ impl Endpoints {
         self.by_id.values()
     }
 
-    /// Those with numbers in a range, ascending.
+    /// Endpoints with numbers in a range, ascending.
     pub(crate) fn range(
         &self,
         range: (Bound<EndpointId>, Bound<EndpointId>),

@@ -11,7 +11,7 @@ const VERSION: u32 = 1;
 /// Names asked to be forgotten, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cleaning {
-    /// Of one endpoint; none = of all.
+    /// The endpoint whose names are forgotten; none = those of all endpoints.
     pub endpoint: Option<EndpointId>,
     /// Names that this pattern matches; none = all.
     pub pattern: Option<String>,

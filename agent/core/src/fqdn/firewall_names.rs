@@ -17,7 +17,7 @@ const STAR: &str = "*.";
 #[derive(Debug, Default)]
 pub(crate) struct FirewallNames {
     exact: HashMap<Box<str>, Uses>,
-    /// Those of `*.` and a name, by that name.
+    /// Selectors of `*.` and a name, by that name.
     below: HashMap<Box<str>, Uses>,
 }
 

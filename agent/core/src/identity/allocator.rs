@@ -80,6 +80,14 @@ impl NodeLocal {
         Self::new(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX, restored)
     }
 
+    /// The same, with new numbers from `min` on only. Those of `restored` stay, and those that a label set gets by
+    /// name may be lower.
+    pub(crate) fn endpoints_from(min: IdentityId, restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        let all = Self::endpoints(restored);
+        let (min, next) = (min.0, min.0);
+        Self { min, next, ..all }
+    }
+
     /// Numbers for endpoints: small enough for the mark of a packet.
     pub(crate) fn endpoints(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
@@ -191,6 +199,12 @@ impl NodeLocal {
         self.ids.contains_key(labels) || self.withheld_ids.contains_key(labels)
     }
 
+    /// The number of these labels, now or before the restart.
+    pub(crate) fn number_of(&self, labels: &LabelSet) -> Option<IdentityId> {
+        let known = self.ids.get(labels);
+        known.or_else(|| self.withheld_ids.get(labels)).copied()
+    }
+
     /// Labels that a number had before the restart, while it is held for them.
     pub(crate) fn withheld_labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.withheld.get(&id)
@@ -207,18 +221,29 @@ impl NodeLocal {
         let candidates = |start: u32, min: u32| {
             (0..span).map(move |step| IdentityId(min + (start - min + step) % span))
         };
-        let used = self.slots.len() + self.withheld.len();
-        let unused = (used < span as usize)
+        let unused = (self.used() < span as usize)
             .then(|| {
                 candidates(self.next, self.min)
                     .find(|id| !taken(*id) && !self.withheld.contains_key(id))
             })
             .flatten();
         // Better a number held for a restart than none.
-        let id = unused.or_else(|| self.withheld.keys().copied().find(|id| !taken(*id)))?;
+        let mut held = self.withheld.range(IdentityId(self.min)..);
+        let id = unused.or_else(|| held.find_map(|(id, _)| (!taken(*id)).then_some(*id)))?;
         self.unhold(id);
         self.next = if id.0 == self.max { self.min } else { id.0 + 1 };
         Some(id)
+    }
+
+    /// At least as many as the numbers for new label sets that are in use or held; exact once they may be all.
+    fn used(&self) -> usize {
+        let all = self.slots.len() + self.withheld.len();
+        let span = (self.max - self.min + 1) as usize;
+        if all < span {
+            return all;
+        }
+        let from = IdentityId(self.min)..;
+        self.slots.range(from.clone()).count() + self.withheld.range(from).count()
     }
 
     fn unhold(&mut self, id: IdentityId) -> bool {

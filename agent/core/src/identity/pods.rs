@@ -5,18 +5,24 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use dns_policy::boot_time::BootTime;
 use shared_maps::IdentityId;
 
-use super::allocator::{Acquired, NodeLocal};
+use super::{
+    allocator::{Acquired, NodeLocal},
+    cluster_counts::ClusterCounts,
+    cluster_object::CiliumIdentity,
+};
 use crate::labels::LabelSet;
 
 /// Gives label sets of pods their numbers, and counts references as
 /// [`NodeLocal`] does.
 pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more if there is one.
-    fn ask(&mut self, labels: &LabelSet) -> Asked;
-    /// The cluster has this number for these labels, or none for the number any more.
-    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>);
+    fn ask(&mut self, labels: &LabelSet, now: BootTime) -> Asked;
+    /// The cluster has this object for the number, or none any more. Of several objects with one label
+    /// set only the one that [counts](super::cluster_object::Precedence) is given.
+    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, now: BootTime);
     /// Takes the label sets whose number came or changed: their holders ask again.
     fn renumbered(&mut self) -> BTreeSet<LabelSet>;
     /// Gives one reference back. Without references an identity stays until [`Self::sweep`].
@@ -33,6 +39,30 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn len(&self) -> usize;
     /// Releases restored numbers that nothing has requested.
     fn release_withheld(&mut self);
+
+    /// What an earlier run left has its numbers: label sets may wait for theirs from now on.
+    fn begin(&mut self) {}
+    /// The API server answered that these labels have this number. The list of objects has yet to confirm it.
+    fn given(&mut self, _labels: &LabelSet, _id: IdentityId, _now: BootTime) {}
+    /// Has label sets that waited too long ask again: they get a number of this node.
+    fn waited_too_long(&mut self, _now: BootTime) {}
+    /// When [`Self::waited_too_long`] is due.
+    fn next_deadline(&self) -> Option<BootTime> {
+        None
+    }
+    /// The numbers that an object of these labels may have, the first choice first; none if they have one, or
+    /// if no objects are to be made.
+    fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Option<Vec<IdentityId>> {
+        None
+    }
+    /// Whether the object of these labels is gone although they have its number here.
+    fn vanished(&self, _labels: &LabelSet) -> bool {
+        false
+    }
+    /// How many label sets have a number of the cluster; none if no objects are to be made.
+    fn counts(&self) -> Option<ClusterCounts> {
+        None
+    }
 }
 
 /// What [`PodIdentities::ask`] has for a label set.
@@ -41,10 +71,6 @@ pub(crate) enum Asked {
     /// The label set has this identity.
     Have(Acquired),
     /// The number is not there yet. [`PodIdentities::renumbered`] names the label set once it is.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "numbers of this node are there at once")
-    )]
     Awaited,
     Exhausted,
 }
@@ -66,22 +92,53 @@ pub(crate) struct Assigned {
 impl Assigned {
     /// `restored` keep their label sets.
     pub(crate) fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        Self::with(NodeLocal::endpoints(restored))
+    }
+
+    /// With these numbers of the node.
+    pub(super) fn with(local: NodeLocal) -> Self {
         Self {
-            local: NodeLocal::endpoints(restored),
+            local,
             by_number: BTreeMap::new(),
             by_labels: HashMap::new(),
             renumbered: BTreeSet::new(),
         }
     }
-}
 
-impl PodIdentities for Assigned {
-    fn ask(&mut self, labels: &LabelSet) -> Asked {
-        let assigned = self.by_labels.get(labels).copied();
-        let acquired = assigned.and_then(|id| self.local.acquire_number(labels, id));
-        if let Some(acquired) = acquired {
-            return Asked::Have(acquired);
-        }
+    /// The number that the cluster has for these labels.
+    pub(super) fn assigned(&self, labels: &LabelSet) -> Option<IdentityId> {
+        self.by_labels.get(labels).copied()
+    }
+
+    /// The labels that the cluster has for this number.
+    pub(super) fn owner(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.by_number.get(&id)
+    }
+
+    /// How many numbers the cluster has.
+    pub(super) fn assigned_len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    /// The number that these labels have here, now or before the restart.
+    pub(super) fn number_here(&self, labels: &LabelSet) -> Option<IdentityId> {
+        self.local.number_of(labels)
+    }
+
+    /// Has label sets ask again.
+    pub(super) fn renumber(&mut self, sets: impl IntoIterator<Item = LabelSet>) {
+        self.renumbered.extend(sets);
+    }
+
+    /// Identity of `labels` with the number of the cluster, with one reference more. None if there is none, or if
+    /// another label set has the number here.
+    pub(super) fn ask_assigned(&mut self, labels: &LabelSet) -> Option<Acquired> {
+        let id = self.assigned(labels)?;
+        self.local.acquire_number(labels, id)
+    }
+
+    /// Identity of `labels` with a number of this node, with one reference more.
+    pub(super) fn ask_local(&mut self, labels: &LabelSet) -> Asked {
         let others = &self.by_number;
         let is_free = |id: IdentityId| others.get(&id).is_none_or(|owner| owner == labels);
         match self.local.acquire_where(labels, &is_free) {
@@ -90,7 +147,8 @@ impl PodIdentities for Assigned {
         }
     }
 
-    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
+    /// The cluster has this number for these labels, or none for the number any more.
+    pub(super) fn assign(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
         if self.by_number.get(&id) == labels {
             return;
         }
@@ -102,12 +160,25 @@ impl PodIdentities for Assigned {
         let Some(labels) = labels else {
             return;
         };
-        // Those that have the number now get another one.
+        // Labels that have the number now get another one.
         let holder = self.local.labels(id).filter(|holder| *holder != labels);
         self.renumbered.extend(holder.cloned());
         self.renumbered.insert(labels.clone());
         self.by_number.insert(id, labels.clone());
         self.by_labels.insert(labels.clone(), id);
+    }
+}
+
+impl PodIdentities for Assigned {
+    fn ask(&mut self, labels: &LabelSet, _: BootTime) -> Asked {
+        match self.ask_assigned(labels) {
+            Some(acquired) => Asked::Have(acquired),
+            None => self.ask_local(labels),
+        }
+    }
+
+    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, _: BootTime) {
+        self.assign(id, object.map(|object| &object.labels));
     }
 
     fn renumbered(&mut self) -> BTreeSet<LabelSet> {
@@ -157,8 +228,19 @@ mod tests {
         LabelSet::parse(&[text]).unwrap()
     }
 
+    fn object(number: u32, labels: &LabelSet) -> CiliumIdentity {
+        CiliumIdentity {
+            id: IdentityId(number),
+            labels: labels.clone(),
+            created: None,
+            is_ours: false,
+            uid: None,
+            is_document: true,
+        }
+    }
+
     fn have(numbers: &mut Assigned, labels: &LabelSet) -> u32 {
-        match numbers.ask(labels) {
+        match numbers.ask(labels, BootTime::START) {
             Asked::Have(acquired) => acquired.id.0,
             other => panic!("{other:?}"),
         }
@@ -168,7 +250,7 @@ mod tests {
     fn a_label_set_has_the_number_of_the_cluster_and_others_avoid_it() {
         let mut numbers = Assigned::new(Vec::new());
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
-        numbers.learn(IdentityId(256), Some(&web));
+        numbers.learn(IdentityId(256), Some(&object(256, &web)), BootTime::START);
         assert_eq!(have(&mut numbers, &db), 257);
         assert_eq!(have(&mut numbers, &web), 256);
         assert_eq!(have(&mut numbers, &web), 256);
@@ -180,7 +262,7 @@ mod tests {
         let mut numbers = Assigned::new(Vec::new());
         let web = set("k8s:app=web");
         assert_eq!(have(&mut numbers, &web), 256);
-        numbers.learn(IdentityId(5000), Some(&web));
+        numbers.learn(IdentityId(5000), Some(&object(5000, &web)), BootTime::START);
         assert_eq!(numbers.renumbered(), [web.clone()].into());
         assert_eq!(have(&mut numbers, &web), 5000);
         numbers.release(IdentityId(256));
@@ -188,7 +270,7 @@ mod tests {
         assert!(numbers.renumbered().is_empty());
         assert_eq!(have(&mut numbers, &web), 5000);
         // The document goes: the number stays while it is held.
-        numbers.learn(IdentityId(5000), None);
+        numbers.learn(IdentityId(5000), None, BootTime::START);
         assert_eq!(have(&mut numbers, &web), 5000);
     }
 
@@ -197,7 +279,7 @@ mod tests {
         let mut numbers = Assigned::new(Vec::new());
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
         assert_eq!(have(&mut numbers, &db), 256);
-        numbers.learn(IdentityId(256), Some(&web));
+        numbers.learn(IdentityId(256), Some(&object(256, &web)), BootTime::START);
         assert_eq!(numbers.renumbered(), [web.clone(), db.clone()].into());
         assert_eq!(have(&mut numbers, &db), 257);
         assert_eq!(have(&mut numbers, &web), 258);
@@ -214,7 +296,7 @@ mod tests {
     fn a_number_that_had_another_meaning_before_a_restart_is_given_after_the_grace() {
         let [web, db] = ["k8s:app=web", "k8s:app=db"].map(set);
         let mut numbers = Assigned::new(vec![(IdentityId(300), db.clone())]);
-        numbers.learn(IdentityId(300), Some(&web));
+        numbers.learn(IdentityId(300), Some(&object(300, &web)), BootTime::START);
         assert_ne!(have(&mut numbers, &db), 300);
         assert_ne!(have(&mut numbers, &web), 300);
         numbers.renumbered();

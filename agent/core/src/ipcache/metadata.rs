@@ -27,7 +27,7 @@ pub struct Metadata {
     /// Distinct label sets by source, sorted, and how many owners say each. Names that the same
     /// selectors match say the same: a shared address has many owners and few sets.
     sets: Vec<((Source, LabelSet), usize)>,
-    /// Of the node, of endpoints and of pods: few.
+    /// Identities that the node, endpoints and pods request. They are few.
     identities: Vec<(Owner, IdentityId)>,
     /// Intended identity; `None` = no entry.
     pub desired: Option<IdentityId>,

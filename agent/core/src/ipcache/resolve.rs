@@ -11,7 +11,7 @@ use crate::labels::{
 
 /// Reserved labels of what is inside the cluster without being a pod.
 const INSIDE: [&str; 5] = ["host", "remote-node", "health", "ingress", UNMANAGED];
-/// Of blocks of the cluster's pods and Services: addresses of which nothing else is known.
+/// The label of addresses in the blocks of the cluster's pods and Services of which nothing else is known.
 const UNMANAGED: &str = "unmanaged";
 
 /// All addresses of IPv4, and all of IPv6.

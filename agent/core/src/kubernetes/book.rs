@@ -28,12 +28,12 @@ use super::{
     service_at::ServiceAt,
 };
 use crate::{
+    identity::cluster_object::CiliumIdentity,
     labels::{Label, LabelSet},
     policy::{
-        cluster::{
-            endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, pod::Pod,
-        },
+        cluster::{endpoint::CiliumEndpoint, namespace::Namespace, pod::Pod},
         document::{Body, PolicyDocument},
+        parse::CLUSTER,
     },
     source_event::SourceEvent,
     users::release,
@@ -145,7 +145,10 @@ impl Book {
                 let known = |pod: &str| pods.get_key_value(pod).map(|(key, _)| Arc::clone(key));
                 self.services.put_slice(slice, known);
             }
-            Body::Identity(identity) => self.identities.put(identity),
+            Body::Identity(identity) => self.identities.put(CiliumIdentity {
+                is_document: document.source != CLUSTER,
+                ..identity.clone()
+            }),
             Body::Rules(_)
             | Body::NetworkPolicy { .. }
             | Body::Group(_)

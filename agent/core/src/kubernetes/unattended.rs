@@ -38,7 +38,7 @@ pub struct Unattended {
 }
 
 impl Unattended {
-    /// Of agents in `namespace`; `own` is the node of this one.
+    /// Nodes without agents. The agents are in `namespace`, and `own` is the node of this agent.
     pub fn new(own: &str, namespace: &str) -> Self {
         Self {
             own: own.to_owned(),

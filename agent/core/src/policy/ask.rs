@@ -99,7 +99,7 @@ pub(crate) struct Outside {
 }
 
 impl Outside {
-    /// By the blocks and names that the documents ask for.
+    /// Made of the blocks and names that the documents ask for.
     pub(crate) fn of(repository: &Repository) -> Self {
         let mut ipcache = Ipcache::new(true);
         let mut names = NameSelectors::default();

@@ -59,7 +59,7 @@ pub(crate) struct RuleIndex {
 type Indexed = (u8, Arc<PeerRule>);
 
 impl RuleIndex {
-    /// Of all rules of a policy; their selectors are registered.
+    /// The index of all rules of a policy, whose selectors are registered.
     pub(crate) fn of(policy: &EndpointPolicy, selectors: &SelectorCache) -> Self {
         let mut index = Self::default();
         for (direction, side) in [(EGRESS, &policy.egress), (INGRESS, &policy.ingress)] {

@@ -8,13 +8,16 @@ use netpol::NetworkPolicy;
 use super::{
     cidr_group::CidrGroup,
     cluster::{
-        endpoint::CiliumEndpoint, identity::CiliumIdentity, namespace::Namespace, node::Node,
-        pod::Pod, service::Service, service_cidr::ServiceCidr, slice::EndpointSlice,
+        endpoint::CiliumEndpoint, namespace::Namespace, node::Node, pod::Pod, service::Service,
+        service_cidr::ServiceCidr, slice::EndpointSlice,
     },
     egress_firewall,
     rule::Rule,
 };
-use crate::{ipcache::owners::Source, labels::LabelSet, name_objects::object::Resolver};
+use crate::{
+    identity::cluster_object::CiliumIdentity, ipcache::owners::Source, labels::LabelSet,
+    name_objects::object::Resolver,
+};
 
 /// A document that was read without error.
 #[derive(Clone, Debug, PartialEq)]

@@ -140,8 +140,8 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         versions: &["cilium.io/v2"],
         placement: Placement::ClusterWide,
         fields: &["security-labels"],
-        kept: &["security-labels"],
-        read: |head, value, _| Ok(Body::Identity(identity::read(&head.name, value)?)),
+        kept: identity::KEPT,
+        read: |head, value, _| Ok(Body::Identity(identity::read(head, value)?)),
     },
     Kind {
         name: "Pod",

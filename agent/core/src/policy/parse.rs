@@ -107,9 +107,12 @@ pub fn parse_value(value: &Value, source: &str) -> Result<PolicyDocument, Policy
     })
 }
 
+/// Source of objects of the cluster's API, in the place of a file's name.
+pub(crate) const CLUSTER: &str = "cluster";
+
 /// Reads an object of the cluster's API.
 pub fn parse_object(value: &Value, key: &str) -> Result<PolicyDocument, PolicyError> {
-    let mut read = parse_value(value, "cluster");
+    let mut read = parse_value(value, CLUSTER);
     if let Err(error) = &mut read {
         error.key.get_or_insert_with(|| key.to_owned());
     }

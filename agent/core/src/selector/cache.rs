@@ -280,7 +280,7 @@ mod tests {
             let mut cache = SelectorCache::default();
             let mut identities = BTreeMap::new();
             for (selector, number, labels, act) in acts {
-                // Of a pod, or of addresses outside.
+                // The identity of a pod, or of addresses outside.
                 let id = IdentityId(if number < 3 { 300 + number } else { 1 << 24 | number });
                 match act {
                     0 => {

@@ -12,9 +12,9 @@ use crate::ipcache::trie::PrefixMap;
 /// Things by what a selector asks for, or by what an identity has.
 #[derive(Debug)]
 pub(super) struct Index<T> {
-    /// By key of a label.
+    /// Members by key of a label.
     keys: HashMap<Box<str>, BTreeSet<T>>,
-    /// By key and value, if that is not empty.
+    /// Members by key and value of a label, if the value is not empty.
     values: HashMap<Box<str>, HashMap<Box<str>, BTreeSet<T>>>,
     blocks: PrefixMap<BTreeSet<T>>,
     /// Entries without any of these keys.

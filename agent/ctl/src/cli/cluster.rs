@@ -86,7 +86,13 @@ async fn listing(kubectl: &Kubectl) -> Result<Cluster> {
 
 async fn list<T: DeserializeOwned>(kubectl: &Kubectl, what: &[&str]) -> Result<Vec<T>> {
     let arguments = [&["get", "--output=json"], what].concat();
-    let failure = || format!("cannot list {}", what.first().copied().unwrap_or_default());
+    let what_failed = what.first().copied().unwrap_or_default();
+    let failure = || {
+        format!(
+            "cannot list {what_failed}; if kubectl reaches the cluster with another kubeconfig or context, \
+             give --kubeconfig or --context"
+        )
+    };
     let text = kubectl.list(&arguments).await.with_context(failure)?;
     let list: List<T> = serde_json::from_slice(&text).with_context(failure)?;
     Ok(list.items)

@@ -2,6 +2,8 @@
 
 mod why;
 
+use std::collections::BTreeMap;
+
 use anyhow::{Result, bail};
 use holdfast_agent::{
     admin::{client::Client, query::encode},
@@ -70,20 +72,10 @@ async fn ask(args: &NetpolWhyArgs) -> Result<()> {
 }
 
 fn status(status: &NetpolStatus) -> String {
-    let table = &status.table;
     let ready = match status.ready {
         true => "yes",
         false => "no: see PROBLEM",
     };
-    let changed = match table.changed_seconds {
-        Some(seconds) => format!(
-            "last change {seconds} s ago, {}",
-            counted(table.changed_elements, "element", "elements")
-        ),
-        None if table.is_begun => "as the last run left it".to_owned(),
-        None => "not compared yet".to_owned(),
-    };
-    let repairs = usize::try_from(status.repairs).unwrap_or(usize::MAX);
     let mut rows = vec![
         (
             "Process",
@@ -104,30 +96,10 @@ fn status(status: &NetpolStatus) -> String {
                 counted(status.pods, "pod", "pods")
             ),
         ),
-        (
-            "nftables",
-            format!(
-                "{}, {}, {}; {changed}; repaired {}",
-                counted(table.chains, "chain", "chains"),
-                counted(table.groups, "group", "groups"),
-                counted(table.addresses, "address", "addresses"),
-                counted(repairs, "time", "times")
-            ),
-        ),
+        ("nftables", kernel_table(status)),
     ];
     if let Some(dropped) = &status.dropped {
-        let of = |counter: &str| dropped.get(counter).copied().unwrap_or(0);
-        let (ingress, egress, spoofed) = (of("dropped_in"), of("dropped_out"), of("spoofed"));
-        let text = format!(
-            "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
-             {} in frames that rules do not see, {} of TCP connections that conntrack does not know, \
-             {} to tunnels of the node, {} to groups and broadcast addresses",
-            of("frames"),
-            of("tcp_middle"),
-            of("tunnels"),
-            of("to_all")
-        );
-        rows.push(("Dropped packets", text));
+        rows.push(("Dropped packets", drops(dropped)));
     }
     let kinds = status.not_enforced.iter().filter(|(_, count)| **count > 0);
     let kinds: Vec<String> = kinds
@@ -164,6 +136,42 @@ fn status(status: &NetpolStatus) -> String {
             .map(|warning| ("WARNING", warning.clone())),
     );
     super::show::aligned(&rows)
+}
+
+/// What the kernel has, and how it came to be so.
+fn kernel_table(status: &NetpolStatus) -> String {
+    let table = &status.table;
+    let changed = match table.changed_seconds {
+        Some(seconds) => format!(
+            "last change {seconds} s ago, {}",
+            counted(table.changed_elements, "element", "elements")
+        ),
+        None if table.is_begun => "as the last run left it".to_owned(),
+        None => "not compared yet".to_owned(),
+    };
+    let repairs = usize::try_from(status.repairs).unwrap_or(usize::MAX);
+    format!(
+        "{}, {}, {}; {changed}; repaired {}",
+        counted(table.chains, "chain", "chains"),
+        counted(table.groups, "group", "groups"),
+        counted(table.addresses, "address", "addresses"),
+        counted(repairs, "time", "times")
+    )
+}
+
+/// Counts of dropped packets in words, by the names of their counters.
+fn drops(dropped: &BTreeMap<String, u64>) -> String {
+    let of = |counter: &str| dropped.get(counter).copied().unwrap_or(0);
+    let (ingress, egress, spoofed) = (of("dropped_in"), of("dropped_out"), of("spoofed"));
+    format!(
+        "{ingress} by ingress policy, {egress} by egress policy, {spoofed} with a false source, \
+         {} in frames that rules do not see, {} of TCP connections that conntrack does not know, \
+         {} to tunnels of the node, {} to groups and broadcast addresses",
+        of("frames"),
+        of("tcp_middle"),
+        of("tunnels"),
+        of("to_all")
+    )
 }
 
 fn pods(pods: &[NetpolPod]) -> String {

@@ -4,7 +4,8 @@
 //!  podman (network) ─► runc create ─► createRuntime: oci-hook ─► agent
 //!                      pid, id         standard input              name, document, interface
 //! ```
-//! The runtime's id and process count. Annotations, which an image may set, are not read.
+//! Only the id and the process id that the runtime gives are used. Annotations, which an image may set,
+//! are not read.
 
 use std::{
     io::Read as _,
@@ -100,10 +101,18 @@ fn without_agent(args: &OciHookArgs, State { id, pid }: &State) -> Option<String
     if named.is_empty() {
         return None;
     }
-    if let Some(bridge) = named.bridge_of(*pid) {
-        return Some(format!(
-            "it is connected to {bridge}, whose ports have a document"
-        ));
+    match named.bridge_of(*pid) {
+        Ok(None) => {}
+        Ok(Some(bridge)) => {
+            return Some(format!(
+                "it is connected to {bridge}, whose ports have a document"
+            ));
+        }
+        Err(error) => {
+            return Some(format!(
+                "it may be connected to a bridge whose ports have a document ({error})"
+            ));
+        }
     }
     if !named.has_containers() {
         return None;

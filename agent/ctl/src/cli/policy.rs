@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::Read as _,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
@@ -21,7 +22,7 @@ use agent_core::{
     },
 };
 use anyhow::{Context as _, Result, bail};
-use daemon::command_line::output::Output;
+use daemon::{command_line::output::Output, regular_file};
 use holdfast_agent::{policy_dir::TWICE, watched_dir};
 use serde::Serialize;
 
@@ -59,17 +60,39 @@ pub(crate) fn validate(files: &[PathBuf], output: Output) -> Result<()> {
 /// Each file's name, and its documents or why they are refused.
 pub(super) type ReadFile = (String, Vec<Result<PolicyDocument, PolicyError>>);
 
+/// In place of a file.
+const STANDARD_INPUT: &str = "-";
+
+/// Standard input, which may be as long as a file.
+fn standard_input() -> Result<String> {
+    let mut text = String::new();
+    let most = regular_file::MAX_FILE;
+    let stdin = std::io::stdin().lock();
+    let read = stdin.take(most + 1).read_to_string(&mut text);
+    if read.context("standard input cannot be read")? as u64 > most {
+        bail!("standard input has more than {most} bytes; give several files");
+    }
+    Ok(text)
+}
+
 /// Reads documents of files and directories, in their order.
 pub(super) fn read_documents(files: &[PathBuf]) -> Result<Vec<ReadFile>> {
     let mut read = Vec::new();
     for file in &document_files(files)? {
-        let text = watched_dir::read_file(file).with_context(|| {
-            format!(
-                "{} cannot be read; give YAML or JSON files, or directories of them",
-                file.display()
-            )
-        })?;
-        let name = file.display().to_string();
+        let is_stdin = file.as_os_str() == STANDARD_INPUT;
+        let text = match is_stdin {
+            true => standard_input()?,
+            false => watched_dir::read_file(file).with_context(|| {
+                format!(
+                    "{} cannot be read; give YAML or JSON files, directories of them, or - for standard input",
+                    file.display()
+                )
+            })?,
+        };
+        let name = match is_stdin {
+            true => "standard input".to_owned(),
+            false => file.display().to_string(),
+        };
         let documents = parse_documents(&text, &name);
         read.push((name, documents));
     }

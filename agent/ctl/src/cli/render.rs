@@ -32,13 +32,17 @@ pub(crate) fn run(args: &RenderArgs) -> Result<()> {
 /// Refuses flags that the form does not use.
 fn check(args: &RenderArgs, format: Format) -> Result<()> {
     if args.form.output != Output::Table && !matches!(format, Format::Acl | Format::Sessions) {
-        bail!("-o json and -o yaml go with --format acl, --format sessions and --to: leave it out");
+        bail!(
+            "-o json and -o yaml need --format acl, --format sessions or --to: remove -o, or change --format"
+        );
     }
     if !args.vswitch.node_interfaces.is_empty() && format != Format::Acl {
-        bail!("--node-output-interface goes with --format acl: leave it out");
+        bail!(
+            "--node-output-interface needs --format acl: remove the interface, or change --format"
+        );
     }
     if args.vswitch.nat_loopback.is_some() && format == Format::Nft {
-        bail!("--nat-loopback has no effect with --format nft: leave it out");
+        bail!("--nat-loopback has no effect with --format nft: remove --nat-loopback");
     }
     Ok(())
 }

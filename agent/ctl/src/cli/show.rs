@@ -10,7 +10,7 @@ use daemon::command_line::{
     output::{self, Output},
     table::{list, maybe, table},
 };
-use dns_policy::boot_time::BootTime;
+use dns_policy::{boot_time::BootTime, wall_time};
 use holdfast_agent::admin::model::Policies;
 use serde::Serialize;
 
@@ -42,10 +42,22 @@ pub(crate) fn endpoints(endpoints: &[EndpointView]) -> String {
             ("IPV6", |e| maybe(e.ipv6.as_ref())),
             ("INTERFACE", |e| e.ifname.clone()),
             ("ENFORCED", enforced),
-            ("POD", |e| maybe(e.pod.as_ref())),
+            ("POD/CONTAINER", pod_or_container),
             ("LABELS", |e| list(&e.labels)),
             ("KEY", |e| e.key.clone()),
         ],
+    )
+}
+
+fn pod_or_container(endpoint: &EndpointView) -> String {
+    let is_container = ["podman/", "docker/"]
+        .iter()
+        .any(|runtime| endpoint.netns.starts_with(runtime));
+    maybe(
+        endpoint
+            .pod
+            .as_ref()
+            .or(is_container.then_some(&endpoint.netns)),
     )
 }
 
@@ -188,6 +200,11 @@ pub(crate) fn identities(identities: &[IdentityView]) -> String {
         [
             ("IDENTITY", |i| i.id.to_string()),
             ("REFERENCES", |i| i.references.to_string()),
+            ("FROM", |i| i.source.word().to_owned()),
+            ("SINCE", |i| match i.since {
+                Some(seconds) => wall_time::render(seconds.saturating_mul(1_000_000_000)),
+                None => "-".to_owned(),
+            }),
             ("LABELS", |i| list(&i.labels)),
         ],
     )

@@ -7,7 +7,6 @@ use agent_core::{
     named_port::NamedPorts,
     policy::{
         ask::{self, Peer, Step, To, Trace},
-        parse::parse_documents,
         repository::Repository,
         trace::{Port, RuleView, after_tier},
     },
@@ -19,11 +18,10 @@ use daemon::command_line::failure;
 use holdfast_agent::{
     admin::{client::Client, query::encode},
     config::args::TraceArgs,
-    watched_dir,
 };
 use shared_maps::IdentityId;
 
-use super::show::print;
+use super::{policy, show::print};
 
 /// Asks and prints; fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
@@ -82,18 +80,13 @@ fn receiver(args: &TraceArgs) -> Result<String> {
 fn by_files(args: &TraceArgs, to: &str, port: Port) -> Result<Trace> {
     let mut repository = Repository::default();
     let mut book = Book::new(LabelFilter::default(), "default");
-    for file in &args.policy_files {
-        let text = watched_dir::read_file(file)
-            .with_context(|| format!("{} cannot be read", file.display()))?;
-        for document in parse_documents(&text, &file.display().to_string()) {
+    for (file, documents) in policy::read_documents(&args.policy_files)? {
+        for document in documents {
             let document = document?;
             book.put(&document);
             let key = document.key.clone();
             if repository.insert(document.into()).is_some() {
-                bail!(
-                    "{}: {key} is there twice; rename or remove one",
-                    file.display()
-                );
+                bail!("{file}: {key} is there twice; rename or remove one");
             }
         }
     }

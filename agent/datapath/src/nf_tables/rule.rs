@@ -85,25 +85,7 @@ impl Encoder {
                 self.protocol = None;
                 self.protocol(*number);
             }
-            Expression::Within(field, first, last) => {
-                self.load(&[*field]);
-                let (from, to) = (value_bytes(*first), value_bytes(*last));
-                if first == last {
-                    self.list.push(compare(Is::Equal, &from));
-                } else {
-                    let range = [compare(Is::AtLeast, &from), compare(Is::AtMost, &to)];
-                    self.list.extend(range);
-                }
-                self.family = match (first, last) {
-                    (Value::EtherType(FRAME_OF_IPV4), Value::EtherType(FRAME_OF_IPV4)) => {
-                        Some(IPV4)
-                    }
-                    (Value::EtherType(FRAME_OF_IPV6), Value::EtherType(FRAME_OF_IPV6)) => {
-                        Some(IPV6)
-                    }
-                    _ => self.family,
-                };
-            }
+            Expression::Within(field, first, last) => self.within(*field, *first, *last),
             Expression::In(field, set) => {
                 self.load(&[*field]);
                 self.list.push(lookup(set, false));
@@ -142,6 +124,22 @@ impl Encoder {
             }
             Expression::Verdict(of) => self.list.push(verdict(of)),
         }
+    }
+
+    fn within(&mut self, field: Field, first: Value, last: Value) {
+        self.load(&[field]);
+        let (from, to) = (value_bytes(first), value_bytes(last));
+        if first == last {
+            self.list.push(compare(Is::Equal, &from));
+        } else {
+            let range = [compare(Is::AtLeast, &from), compare(Is::AtMost, &to)];
+            self.list.extend(range);
+        }
+        self.family = match (first, last) {
+            (Value::EtherType(FRAME_OF_IPV4), Value::EtherType(FRAME_OF_IPV4)) => Some(IPV4),
+            (Value::EtherType(FRAME_OF_IPV6), Value::EtherType(FRAME_OF_IPV6)) => Some(IPV6),
+            _ => self.family,
+        };
     }
 
     /// The fields go to the registers, one behind the other.

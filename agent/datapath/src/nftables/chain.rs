@@ -67,6 +67,26 @@ pub(crate) fn table(table: TableName<'_>, chains: &[Chain<'_>]) -> Vec<Message> 
     messages
 }
 
+/// Puts the rules that are missing behind those that are there; a table or chain that is missing is made.
+pub(crate) fn complete(table: TableName<'_>, chains: &[Chain<'_>]) -> Result<(), NftablesError> {
+    let mut netfilter = Netfilter::open()?;
+    let mut messages = vec![table.create()];
+    for chain in chains {
+        messages.push(table.create_chain(chain.name, chain.attributes()));
+        let found = match netfilter.get(&table.get_chain(chain.name))? {
+            Some(_) => netfilter.list(&table.list_rules(Some(chain.name)))?,
+            None => Vec::new(),
+        };
+        let missing = chain
+            .rules
+            .iter()
+            .map(|rule| (rule.attribute(), rule.option()))
+            .filter(|(rule, _)| !found.iter().any(|is| is.has(rule)));
+        messages.extend(missing.map(|(rule, option)| table.append_rule(chain.name, rule, option)));
+    }
+    netfilter.commit(&messages)
+}
+
 /// Removes a table. Gives whether it was there.
 pub(crate) fn remove(table: TableName<'_>) -> Result<bool, NftablesError> {
     let mut netfilter = Netfilter::open()?;

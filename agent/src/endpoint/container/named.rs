@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{ContainerName, store};
 use crate::endpoint::discover::{Netns, bridge, leading_to};
 
-/// Of a file in the directory of stored endpoints, which a boot does not empty.
+/// Extension of a file in the directory of stored endpoints, which a boot does not empty.
 pub(crate) const EXTENSION: &str = "containers";
 
 /// The containers that are not to start without policy.
@@ -91,27 +91,21 @@ impl NamedContainers {
         !self.containers.is_empty()
     }
 
-    /// The bridge with a document that the process `pid` is connected to. If its interfaces cannot be looked for, the
-    /// reason.
-    pub fn bridge_of(&self, pid: u32) -> Option<String> {
+    /// The bridge with a document that the process `pid` is connected to.
+    ///
+    /// # Errors
+    /// Its interfaces, or the ports of bridges, cannot be looked for.
+    pub fn bridge_of(&self, pid: u32) -> io::Result<Option<String>> {
         if self.bridges.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let bridges = leading_to(&Netns::Pid(pid), "").and_then(|leading| {
-            let ports = bridge::ports_by_bridge()?.into_iter();
-            let leads = ports.filter(|(_, ports)| {
-                let mut ports = ports.iter();
-                ports.any(|(index, _)| leading.contains(index))
-            });
-            Ok(leads.map(|(bridge, _)| bridge).collect::<Vec<_>>())
-        });
-        match bridges {
-            Ok(bridges) => {
-                let mut bridges = bridges.into_iter();
-                bridges.find(|bridge| self.bridges.contains(bridge))
-            }
-            Err(error) => Some(error.to_string()),
-        }
+        let leading = leading_to(&Netns::Pid(pid), "").map_err(io::Error::other)?;
+        let connected = bridge::ports_by_bridge()
+            .map_err(io::Error::other)?
+            .into_iter()
+            .filter(|(_, ports)| ports.iter().any(|(index, _)| leading.contains(index)));
+        let mut bridges = connected.map(|(bridge, _)| bridge);
+        Ok(bridges.find(|bridge| self.bridges.contains(bridge)))
     }
 
     /// Whether a container has a document.

@@ -5,14 +5,18 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use daemon::{lookup::present, regular_file};
+use dns_policy::wall_time;
 use serde::{Deserialize, de::DeserializeOwned};
 
 /// Files of a store of podman's, in each directory `DRIVER-containers`.
 const PODMAN: [&str; 2] = ["containers.json", "volatile-containers.json"];
 const DRIVER: &str = "-containers";
+/// Two changes within this time may have one timestamp: the clock of files has the ticks of the kernel, 10 ms at most.
+const SETTLED: Duration = Duration::from_millis(100);
 
 /// The names of one runtime's containers. A file is read again when it has changed.
 #[derive(Debug)]
@@ -25,7 +29,8 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 struct File {
-    version: Version,
+    /// None: it was changed so shortly before it was read that a later change may have the same version.
+    version: Option<Version>,
     containers: Vec<Named>,
 }
 
@@ -39,7 +44,7 @@ struct Named {
 }
 
 impl Names {
-    /// Of the store below podman's root directory.
+    /// Names in the store below podman's root directory.
     pub(super) fn of_podman(root: &Path) -> Self {
         Self::of(root, podman_files, |text| {
             let containers: Vec<Podman> = serde_json::from_slice(text)?;
@@ -50,7 +55,7 @@ impl Names {
         })
     }
 
-    /// Of docker's directories of containers.
+    /// Names in docker's directories of containers.
     pub(super) fn of_docker(root: &Path) -> Self {
         Self::of(root, docker_files, |text| {
             let Docker { id, name } = serde_json::from_slice(text)?;
@@ -96,17 +101,19 @@ impl Names {
         let files = (self.files)(&self.root)?;
         self.read.retain(|path, _| files.contains(path));
         for path in files {
-            let Some(version) = present(fs::metadata(&path))?.map(|file| version(&file)) else {
+            let Some(file) = present(fs::metadata(&path))? else {
                 self.read.remove(&path);
                 continue;
             };
+            let version = version(&file);
             if self
                 .read
                 .get(&path)
-                .is_some_and(|read| read.version == version)
+                .is_some_and(|read| read.version == Some(version))
             {
                 continue;
             }
+            let version = is_settled(&file)?.then_some(version);
             let Some(text) = read(&path)? else {
                 self.read.remove(&path);
                 continue;
@@ -133,6 +140,11 @@ fn version(file: &fs::Metadata) -> Version {
         file.mtime(),
         file.mtime_nsec(),
     )
+}
+
+fn is_settled(file: &fs::Metadata) -> io::Result<bool> {
+    let age = wall_time::of_file().duration_since(file.modified()?);
+    Ok(age.is_ok_and(|age| age > SETTLED))
 }
 
 /// Reads a file that only root can write. `None`: there is no such file.
@@ -227,6 +239,22 @@ mod tests {
         assert!(error.contains("containers.json"), "{error}");
         fs::remove_dir_all(&dir).unwrap();
         assert_eq!(names.id_of("renamed").unwrap(), None);
+    }
+
+    #[test]
+    fn two_changes_within_one_tick_are_both_seen() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("overlay-containers");
+        fs::create_dir(&dir).unwrap();
+        let path = dir.join("containers.json");
+        let mut names = Names::of_podman(root.path());
+        let now = wall_time::of_file();
+        for name in ["web1", "web2"] {
+            fs::write(&path, format!(r#"[{{"id":"1","names":["{name}"]}}]"#)).unwrap();
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            file.set_modified(now).unwrap();
+            assert_eq!(names.name_of("1").unwrap().as_deref(), Some(name));
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) struct HostInterface {
     pub(super) interface: PodInterface,
     /// Addresses that were looked at.
     pub(super) candidates: Vec<IpAddr>,
-    /// Those of them that count.
+    /// Addresses that count.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) foreign_master: Option<String>,
 }

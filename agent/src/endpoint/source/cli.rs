@@ -95,7 +95,7 @@ impl CliFile {
         }
     }
 
-    /// With files in a directory that a boot does not empty.
+    /// Stores files in a directory that a boot does not empty.
     pub fn stored_in(self, store: &Path) -> Self {
         Self {
             store: Some(store.to_owned()),

@@ -93,7 +93,7 @@ pub struct EndpointDocument {
 pub(super) enum Addresses {
     /// Only addresses that were accepted before.
     Known,
-    /// Those that it has now: its administrator wrote the document or gave the command again.
+    /// The addresses that it has now: its administrator wrote the document or gave the command again.
     Present,
 }
 
@@ -305,7 +305,7 @@ impl EndpointDocument {
         }
     }
 
-    /// Without what is found later.
+    /// The document without the facts that are found later.
     pub(super) fn as_written(&self) -> Self {
         Self {
             process: None,

@@ -275,9 +275,9 @@ impl State {
 /// Files of a directory of network namespaces.
 #[derive(Debug, Default)]
 struct Present {
-    /// Those that are network namespaces.
+    /// Files that are network namespaces.
     found: BTreeMap<String, NamespaceId>,
-    /// Those that could not be looked at.
+    /// Files that could not be looked at.
     unknown: BTreeSet<String>,
 }
 

@@ -75,7 +75,7 @@ pub(super) struct Answer {
 
 pub(super) struct World {
     now: BootTime,
-    /// Of the agent that runs, or of the one that ran last.
+    /// The node of the agent that runs, or of the agent that ran last.
     pub(super) node: Node,
     agent: bool,
     synced: bool,
@@ -327,7 +327,10 @@ impl World {
                     self.down(result.stream, || Down::Result(result.clone()));
                 }
                 Effect::Rules(rules) => self.published = Some(rules.revision),
-                Effect::SnapshotReady | Effect::Observed(_) | Effect::Resolver { .. } => {}
+                Effect::SnapshotReady
+                | Effect::Observed(_)
+                | Effect::Resolver { .. }
+                | Effect::WantedIdentities(_) => {}
                 Effect::Revoke(revocation) => {
                     let what = (revocation.name.clone(), revocation.addresses.clone());
                     self.revocations.insert(revocation.id, what);

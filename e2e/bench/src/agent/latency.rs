@@ -34,8 +34,7 @@ use holdfast_agent::{
         server::{About, Native},
     },
     proxies::Proxies,
-    resolver::feed::ResolverFeed,
-    runner::{self, CoreHandle},
+    runner::{self, CoreHandle, Feeds},
 };
 
 use holdfast_e2e::eventually;
@@ -298,8 +297,8 @@ fn agent(
     };
     let proxies = Proxies::default();
     let core = Core::new(config, restored);
-    let feed = ResolverFeed::default();
-    let (core, thread) = runner::start(channel, core, Box::new(datapath), proxies.clone(), feed)?;
+    let feeds = Feeds::default();
+    let (core, thread) = runner::start(channel, core, Box::new(datapath), proxies.clone(), feeds)?;
     let about = About {
         epoch,
         proxy_port: 10094,

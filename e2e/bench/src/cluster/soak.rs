@@ -94,7 +94,7 @@ pub(crate) fn play(report: &mut Report, size: Size, limit: Duration) -> Result<(
     Ok(())
 }
 
-/// Of ten changes six are of pods, of which two are replaced, three of slices, and one of a node.
+/// Six of ten changes are of pods, three are of slices, and one is of a node. Two of the six replace a pod.
 fn change(cluster: &Cluster, number: usize) -> Result<()> {
     let Size {
         pods,

@@ -325,6 +325,98 @@ fn the_token_of_an_agent_writes_no_event_of_another_program_and_no_other_lease()
 }
 
 #[test]
+fn the_token_of_an_agent_creates_numbers_of_the_range_and_deletes_those_of_agents_alone()
+-> Result<()> {
+    const IDENTITIES: &str = "/apis/cilium.io/v2/ciliumidentities";
+    const POLICY: &str = "holdfast-identities";
+    let labelled = |name: &str, metadata: Value| {
+        let mut object = json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity", "metadata": metadata,
+            "security-labels": {"k8s:app": "web"},
+        });
+        object["metadata"]["name"] = json!(name);
+        object
+    };
+    let ours = json!({"labels": {"app.kubernetes.io/managed-by": "holdfast"}});
+    with_server(Options::default().and_identities(), async |server| {
+        let agent = Client::agent(&server)?;
+        let mut finalizer = ours.clone();
+        finalizer["finalizers"] = json!(["example.org/x"]);
+        let mut owned = ours.clone();
+        owned["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "1"}]);
+        for (what, object) in [
+            ("below the range", labelled("255", ours.clone())),
+            ("above the range", labelled("61440", ours.clone())),
+            ("no number", labelled("a256", ours.clone())),
+            ("a number in another form", labelled("0256", ours.clone())),
+            ("no label", labelled("256", json!({}))),
+            (
+                "another label",
+                labelled(
+                    "256",
+                    json!({"labels": {"app.kubernetes.io/managed-by": "x"}}),
+                ),
+            ),
+            ("a finalizer", labelled("256", finalizer)),
+            ("an owner", labelled("256", owned)),
+        ] {
+            let refused = agent.post(IDENTITIES, &object).await?;
+            ensure_denied(&refused, POLICY, what)?;
+        }
+        for name in ["256", "61439"] {
+            let created = agent
+                .post(IDENTITIES, &labelled(name, ours.clone()))
+                .await?;
+            ensure!(created.code == 201, "{created:?}");
+        }
+        // Its role has no verb to change one, and the definition holds labels to their number.
+        let own = format!("{IDENTITIES}/256");
+        let patch = json!({"security-labels": {"k8s:app": "db"}});
+        let refused = agent.patch(&own, &patch).await?;
+        ensure!(refused.code == 403, "{refused:?}");
+        let refused = Client::admin(&server)?.patch(&own, &patch).await?;
+        ensure!(
+            refused.code == 422 && refused.text.contains("keeps its labels"),
+            "{refused:?}"
+        );
+
+        server.put(labelled("300", json!({})))?;
+        let refused = agent
+            .delete(&format!("{IDENTITIES}/300"), &Value::Null)
+            .await?;
+        ensure_denied(&refused, POLICY, "deletes another program's")?;
+        let other = json!({"preconditions": {"uid": "another"}});
+        let refused = agent.delete(&own, &other).await?;
+        ensure!(refused.code == 409, "{refused:?}");
+        let uid = agent.get(&own).await?.body["metadata"]["uid"].clone();
+        let same = json!({"preconditions": {"uid": uid}});
+        let deleted = agent.delete(&own, &same).await?;
+        ensure!(deleted.code == 200, "{deleted:?}");
+        ensure!(agent.get(&own).await?.code == 404);
+
+        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases");
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "holdfast-identities"}, "spec": {"holderIdentity": "n1"},
+        });
+        let created = agent.post(&leases, &lease).await?;
+        ensure!(created.code == 201, "{created:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn without_the_mode_an_agent_may_not_read_identities() -> Result<()> {
+    with_server(Options::default(), async |server| {
+        let agent = Client::agent(&server)?;
+        let refused = agent.get("/apis/cilium.io/v2/ciliumidentities").await?;
+        ensure!(refused.code == 403, "{refused:?}");
+        Ok(())
+    })
+}
+
+#[test]
 fn a_test_of_a_json_patch_that_fails_changes_nothing() -> Result<()> {
     with_server(Options::default(), async |server| {
         server.put(node("n1"))?;

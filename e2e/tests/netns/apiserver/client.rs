@@ -128,6 +128,15 @@ impl Client {
             .await
     }
 
+    /// With `DeleteOptions`; null = without.
+    pub(crate) async fn delete(&self, path: &str, options: &Value) -> Result<Answer> {
+        let body = match options {
+            Value::Null => String::new(),
+            options => options.to_string(),
+        };
+        self.whole("DELETE", path, "application/json", &body).await
+    }
+
     pub(crate) async fn patch(&self, path: &str, patch: &Value) -> Result<Answer> {
         let media = "application/merge-patch+json";
         self.whole("PATCH", path, media, &patch.to_string()).await

@@ -218,7 +218,7 @@ fn datagrams_to_all_reach_no_pod_while_one_has_an_ingress_policy() {
     });
 }
 
-/// Of an IPv4 header.
+/// The checksum of an IPv4 header.
 fn checksum(header: &[u8]) -> u16 {
     let words = header.chunks(2);
     let words = words.map(|word| (u32::from(word[0]) << 8) | u32::from(word[1]));

@@ -163,7 +163,7 @@ fn what_does_not_fit_is_not_expanded() {
     let begin = Instant::now();
     lab.put([policy("evil/product", &spec)]);
     assert_eq!(set_aside(&lab), ["evil/product 9000000"]);
-    // Of addresses too: some 100,000,000 of them.
+    // Too many addresses also set a policy aside: here some 100,000,000.
     let pods = (0..10_000u32).map(|n| {
         let address = std::net::Ipv4Addr::from(0x0a80_0000 + n).to_string();
         object(elsewhere(pod(&format!("far/{n}"), &[], &[&address])))

@@ -157,17 +157,8 @@ pub(super) fn add_set(table: &mut Table, name: &str, key: Key, elements: BTreeSe
 /// applies to open connections too.
 fn forward() -> Vec<Rule> {
     use Expression::{
-        Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, PairNotIn, Verdict as End,
-        VerdictIn, Within,
-    };
-    // An interface has its addresses, and an address its interface.
-    let spoofed = |(family, field, set): (Family, Field, &str)| {
-        Rule(vec![
-            In(field, set.to_owned()),
-            PairNotIn(Field::Interface, source(family), behind(family).to_owned()),
-            Count(SPOOFED.to_owned()),
-            End(Verdict::Drop),
-        ])
+        Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, Verdict as End, VerdictIn,
+        Within,
     };
     let link_local = |field| {
         let (first, last) = LINK_LOCAL;
@@ -199,13 +190,7 @@ fn forward() -> Vec<Rule> {
         };
         Rule(vec![VerdictIn(field, map(flow, family).to_owned())])
     };
-    let guards = Family::ALL.into_iter().flat_map(|family| {
-        [
-            (family, Field::Interface, LINKS),
-            (family, source(family), routed(family)),
-        ]
-    });
-    let mut rules: Vec<Rule> = guards.map(spoofed).collect();
+    let mut rules: Vec<Rule> = Family::ALL.into_iter().flat_map(spoofed).collect();
     let passing = |packet| Rule(vec![packet, End(Verdict::Accept)]);
     rules.push(passing(Answer));
     rules.extend(Family::ALL.into_iter().flat_map(related));
@@ -220,6 +205,19 @@ fn forward() -> Vec<Rule> {
         rules.extend(Family::ALL.map(|family| judged(flow, family)));
     }
     rules
+}
+
+/// An interface has its addresses, and an address its interface.
+fn spoofed(family: Family) -> [Rule; 2] {
+    let guards = [(Field::Interface, LINKS), (source(family), routed(family))];
+    guards.map(|(field, set)| {
+        Rule(vec![
+            Expression::In(field, set.to_owned()),
+            Expression::PairNotIn(Field::Interface, source(family), behind(family).to_owned()),
+            Expression::Count(SPOOFED.to_owned()),
+            Expression::Verdict(Verdict::Drop),
+        ])
+    })
 }
 
 /// Errors about open connections pass: those of routers, and those that an end of the connection sends.

@@ -22,7 +22,7 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// Of a policy about one direction and family, in the chain of pods with these named ports.
+    /// What a policy needs for one direction and family, in the chain of pods with these named ports.
     pub(crate) fn of(
         policy: &ContivPolicy,
         flow: Flow,

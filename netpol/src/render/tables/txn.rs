@@ -1,4 +1,4 @@
-//! Changes of tables: what a change of pods means for them, before it is in force and after.
+//! Changes of tables that follow from a change of pods, before it is in force and after.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +18,11 @@ pub struct Tables {
 pub enum Change {
     /// A local table.
     Local {
-        /// What it consists of.
+        /// The rules of the table.
         rules: Rules,
-        /// Pods that it is for now; none: it goes.
+        /// Pods that use the table after the change; empty: the table is removed.
         pods: BTreeSet<PodId>,
-        /// Pods that it was for; none: it is new.
+        /// Pods that used the table before the change; empty: the table is new.
         before: BTreeSet<PodId>,
     },
     /// The global table: its rules now.

@@ -61,9 +61,9 @@ pub struct SessionRule {
 /// A table of session rules.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// Of a pod, about the connections that it opens.
+    /// The table of a pod, about the connections that it opens.
     Local(PodId),
-    /// Of the node, about the connections that other nodes open.
+    /// The table of the node, about the connections that other nodes open.
     Global,
 }
 

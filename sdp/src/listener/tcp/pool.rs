@@ -48,7 +48,7 @@ pub(super) struct Pool<C> {
 struct Pod<C> {
     /// Number of connections, in use or idle.
     open: usize,
-    /// Those of them that are used for one client only.
+    /// Number of connections that are used for one client only.
     alone: usize,
     by_target: HashMap<Target, usize, RandomState>,
     /// In the order in which they became idle. At most [`MAX_OF_POD`].

@@ -45,8 +45,8 @@ impl Acknowledged {
         Self { until, session }
     }
 
-    /// Of two acknowledgements of one session, the one that ends later counts, as in the agent's
-    /// cache. Of two sessions, the later one counts.
+    /// If both acknowledgements are of one session, the one that ends later counts, as in the agent's
+    /// cache. If their sessions differ, the later session counts.
     fn and(self, later: Self) -> Self {
         if self.session == later.session && self.until > later.until {
             self

@@ -22,7 +22,7 @@ pub(super) fn is_marked(status: Option<&Value>) -> bool {
     let messages = messages(status);
     match ours(&messages) {
         Some(message) => message != format!("{OURS}{APPLIED}"),
-        // With messages of OVN-Kubernetes the status is its own.
+        // If there are messages of OVN-Kubernetes, the status belongs to OVN-Kubernetes.
         None => messages.is_empty() && sentence(status).is_empty(),
     }
 }

@@ -6,13 +6,13 @@ use serde_json::json;
 use super::*;
 use crate::{
     api::scripted::{Server, refusal},
-    resource::RESOURCES,
+    resource::WITH_IDENTITIES,
 };
 
 /// Starts the watch of one kind against the scripted server.
 fn watch_of(server: &Server, kind: &str) -> Started {
-    let resource = RESOURCES.iter().find(|one| one.kind == kind).unwrap();
-    let health = ClusterHealth::new("server", RESOURCES);
+    let resource = WITH_IDENTITIES.iter().find(|one| one.kind == kind).unwrap();
+    let health = ClusterHealth::new("server", WITH_IDENTITIES);
     let (send, batches) = mpsc::channel(64);
     let watch = Watch {
         api: server.api.clone(),
@@ -180,6 +180,49 @@ async fn a_refusal_names_the_verb_and_the_remedy() {
     let server = Server::start(vec![refusal(401, "Unauthorized")]).await;
     let watch = watch_of(&server, "Namespace");
     watch.until_stale("does not accept the token").await;
+}
+
+#[tokio::test]
+async fn identities_that_cannot_be_read_name_the_chart_value_or_the_role() {
+    let server = Server::start(vec![refusal(404, "404 page not found")]).await;
+    let watch = watch_of(&server, "CiliumIdentity");
+    watch
+        .until_stale(
+            "ciliumidentities.cilium.io: install the CRDs (chart values identities.mode=cluster and \
+             crds.install)",
+        )
+        .await;
+    let server = Server::start(vec![refusal(403, "ciliumidentities is forbidden")]).await;
+    let watch = watch_of(&server, "CiliumIdentity");
+    watch
+        .until_stale(
+            "the verb list on ciliumidentities.cilium.io is missing; add it to the ClusterRole \
+             holdfast-identities-reader",
+        )
+        .await;
+}
+
+#[tokio::test]
+async fn a_number_outside_of_the_range_is_refused_by_name_and_the_others_count() {
+    let identity = |name: &str| {
+        json!({
+            "metadata": {"name": name, "creationTimestamp": "2026-11-23T12:00:00Z"},
+            "security-labels": {"k8s:app": "web"},
+        })
+    };
+    let answer = list(
+        "5",
+        "",
+        &[identity("255"), identity("256"), identity("61440")],
+    );
+    let server = Server::start(vec![answer]).await;
+    let mut watch = watch_of(&server, "CiliumIdentity");
+    let seen = watch.next().await;
+    for (at, number) in [(1, "255"), (3, "61440")] {
+        let refused = format!("refused cluster (CiliumIdentity/{number}): metadata.name");
+        assert!(seen[at].starts_with(&refused), "{seen:?}");
+    }
+    assert_eq!(seen[2], "CiliumIdentity/256");
 }
 
 #[tokio::test]

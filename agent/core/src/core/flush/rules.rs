@@ -159,6 +159,7 @@ impl State {
             ipv6: endpoint.ipv6,
             interface: endpoint.spec.interface.clone(),
             netns: endpoint.spec.netns.clone(),
+            pod: endpoint.spec.pod.clone(),
             history: Vec::new(),
             zombies: zombies.unwrap_or_default(),
             rules: Some(RulesInFile {

@@ -18,9 +18,9 @@ type Closed = BTreeMap<String, PolicyDocument>;
 /// The refused firewalls, and which of them the core has a document for.
 #[derive(Debug, Default)]
 pub(super) struct RefusedFirewalls {
-    /// Every refused one, also those of which a good version is in force.
+    /// Every refused firewall, also if a good version of it is in force.
     refused: Closed,
-    /// Those that the core has.
+    /// Refused firewalls that the core has a document for.
     closed: Closed,
     /// Every source was listed: a good version that is not known does not exist.
     is_listed: bool,

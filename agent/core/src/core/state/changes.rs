@@ -53,13 +53,13 @@ pub(crate) enum Stage {
     Leftovers(usize),
 }
 
-/// Who is under the old rules.
+/// Subjects whose endpoints still have the old rules.
 #[derive(Debug)]
 pub(crate) struct PendingRollout {
     pub(crate) subjects: Vec<IdentityId>,
-    /// Of the subject that was rendered last.
+    /// Endpoints of the subject that was rendered last.
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Those whose entries differ for it.
+    /// Peer identities whose entries differ for that subject.
     pub(crate) peers: Vec<IdentityId>,
     pub(crate) deferred: Removals,
 }

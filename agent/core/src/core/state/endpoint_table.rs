@@ -70,7 +70,7 @@ impl EndpointTable {
         self.present.iter()
     }
 
-    /// Those with a greater number, ascending.
+    /// Endpoints with a greater number, ascending.
     pub(crate) fn after(&self, id: Option<EndpointId>) -> impl Iterator<Item = &Endpoint> {
         let from = id.map_or(Bound::Unbounded, Bound::Excluded);
         self.present.range((from, Bound::Unbounded))
@@ -270,12 +270,19 @@ impl EndpointTable {
         waiting.map(|(spec, _)| spec.clone()).collect()
     }
 
+    /// Those that wait for an identity.
+    pub(crate) fn without_identity(&self) -> impl Iterator<Item = &EndpointSpec> {
+        let keys = self.without_identity.iter();
+        let waiting = keys.filter_map(|key| self.waiting.get(key));
+        waiting.map(|(spec, _)| spec)
+    }
+
     /// Whether endpoints wait for an identity.
     pub(crate) fn lacks_identities(&self) -> bool {
         !self.without_identity.is_empty()
     }
 
-    /// Those that wait, and why.
+    /// Endpoints that wait for an identity, with the reason.
     pub(crate) fn waiting(&self) -> impl ExactSizeIterator<Item = &(EndpointSpec, String)> {
         self.waiting.values()
     }

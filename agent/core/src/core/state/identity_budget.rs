@@ -26,7 +26,7 @@ pub(crate) struct IdentityBudget {
     changes: u64,
     /// Prefixes that have the labels of some of their names only.
     limited: BTreeSet<IpNet>,
-    /// Those of `limited` that are still to be tried again.
+    /// Prefixes of `limited` that are still to be tried again.
     queue: VecDeque<IpNet>,
     /// The value of `changes` when the queue was last filled.
     queued_at: u64,

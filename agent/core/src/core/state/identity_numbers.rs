@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dns_policy::boot_time::BootTime;
 use ipnet::IpNet;
 use shared_maps::IdentityId;
 
@@ -15,6 +16,8 @@ use crate::{
     identity::{
         allocator::Acquired,
         checkpoint::IdentityFile,
+        cluster::{ClusterCounts, ClusterWide, GivenNumber, IdentityRange},
+        cluster_object::{CiliumIdentity, NumberSource},
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
         pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
@@ -36,9 +39,13 @@ pub(crate) struct IdentityNumbers {
     local: LocalScopes,
     local_file: IdentityFile,
     endpoints: Box<dyn PodIdentities>,
+    /// Objects that give numbers.
+    objects: BTreeMap<IdentityId, CiliumIdentity>,
     local_is_due: bool,
     endpoint_checkpoint: EndpointCheckpoint,
     fresh: BTreeSet<IdentityId>,
+    /// What lacks an object may have changed.
+    is_changed: bool,
     /// Labels of the node's addresses that have more than the host's own: all of them are the
     /// host identity's.
     host_labels: BTreeMap<IpNet, LabelSet>,
@@ -46,18 +53,25 @@ pub(crate) struct IdentityNumbers {
 }
 
 impl IdentityNumbers {
-    /// With the numbers that an earlier run had.
+    /// Starts with the numbers that an earlier run had. `cluster`: the range of objects that are to be made, if any.
     pub(crate) fn new(
         local: Vec<(IdentityId, LabelSet)>,
         endpoints: Vec<(IdentityId, LabelSet)>,
+        cluster: Option<IdentityRange>,
     ) -> Self {
+        let endpoints: Box<dyn PodIdentities> = match cluster {
+            Some(range) => Box::new(ClusterWide::new(range, endpoints)),
+            None => Box::new(Assigned::new(endpoints)),
+        };
         Self {
             local: LocalScopes::new(local),
             local_file: IdentityFile::default(),
-            endpoints: Box::new(Assigned::new(endpoints)),
+            endpoints,
+            objects: BTreeMap::new(),
             local_is_due: false,
             endpoint_checkpoint: EndpointCheckpoint::default(),
             fresh: BTreeSet::new(),
+            is_changed: false,
             host_labels: BTreeMap::new(),
             budget: IdentityBudget::default(),
         }
@@ -87,8 +101,9 @@ impl IdentityNumbers {
     }
 
     /// Acquires the identity of a pod's labels, if there is one.
-    pub(crate) fn ask_pod(&mut self, labels: &LabelSet) -> Asked {
-        let asked = self.endpoints.ask(labels);
+    pub(crate) fn ask_pod(&mut self, labels: &LabelSet, now: BootTime) -> Asked {
+        self.is_changed = true;
+        let asked = self.endpoints.ask(labels, now);
         if let Asked::Have(acquired) = asked
             && acquired.fresh
         {
@@ -98,9 +113,69 @@ impl IdentityNumbers {
         asked
     }
 
-    /// The cluster has this number for these labels, or none for the number any more.
-    pub(crate) fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
-        self.endpoints.learn(id, labels);
+    /// The cluster has this object for the number, or none any more.
+    pub(crate) fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, now: BootTime) {
+        self.is_changed = true;
+        match object {
+            Some(object) => drop(self.objects.insert(id, object.clone())),
+            None => drop(self.objects.remove(&id)),
+        }
+        self.endpoints.learn(id, object, now);
+    }
+
+    /// What an earlier run left has its numbers.
+    pub(crate) fn begin(&mut self) {
+        self.endpoints.begin();
+    }
+
+    /// The API server answered that a label set has this number.
+    pub(crate) fn give(&mut self, given: &GivenNumber, now: BootTime) {
+        self.is_changed = true;
+        self.endpoints.given(&given.labels, given.id, now);
+    }
+
+    /// Has label sets that waited too long for the cluster ask again.
+    pub(crate) fn end_waiting(&mut self, now: BootTime) {
+        if self.next_deadline().is_some_and(|due| due <= now) {
+            self.is_changed = true;
+            self.endpoints.waited_too_long(now);
+        }
+    }
+
+    /// When [`Self::end_waiting`] is due.
+    pub(crate) fn next_deadline(&self) -> Option<BootTime> {
+        self.endpoints.next_deadline()
+    }
+
+    /// Whether what lacks an object may have changed since the last call.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.is_changed)
+    }
+
+    /// The numbers that an object of these labels may have; none if they need no object.
+    pub(crate) fn choices(&self, labels: &LabelSet, now: BootTime) -> Option<Vec<IdentityId>> {
+        self.endpoints.choices(labels, now)
+    }
+
+    /// Whether the object of these labels is gone although they have its number here.
+    pub(crate) fn vanished(&self, labels: &LabelSet) -> bool {
+        self.endpoints.vanished(labels)
+    }
+
+    /// How many label sets of pods have a number of the cluster; none if no objects are to be made.
+    pub(crate) fn cluster_counts(&self) -> Option<ClusterCounts> {
+        self.endpoints.counts()
+    }
+
+    /// Where a number comes from, and since when, seconds since 1970.
+    pub(crate) fn origin(&self, id: IdentityId) -> (NumberSource, Option<u64>) {
+        let object = self.objects.get(&id);
+        object.map_or_else(Default::default, |object| (object.source(), object.created))
+    }
+
+    /// Objects that give numbers.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = &CiliumIdentity> {
+        self.objects.values()
     }
 
     /// Takes the label sets of pods whose number came or changed.
@@ -121,6 +196,7 @@ impl IdentityNumbers {
 
     /// Releases one reference to an endpoint's identity.
     pub(crate) fn release_endpoint(&mut self, id: IdentityId) {
+        self.is_changed = true;
         self.endpoints.release(id);
     }
 

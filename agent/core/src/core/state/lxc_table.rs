@@ -40,7 +40,7 @@ pub(crate) struct LxcTable {
 }
 
 impl LxcTable {
-    /// With the entries that an earlier run left, all of them marked.
+    /// Starts with the entries that an earlier run left, all of them marked.
     pub(crate) fn new(entries: &[(LxcKey, LxcValue)]) -> Self {
         Self {
             planned: entries.iter().copied().collect(),

@@ -47,7 +47,7 @@ use crate::{
 pub(crate) struct Touched {
     /// The identity whose entries changed.
     pub(crate) peer: IdentityId,
-    /// Those that have entries of it.
+    /// Endpoints whose maps have entries of that identity.
     pub(crate) endpoints: Vec<EndpointId>,
     /// Services whose entries changed with it.
     pub(crate) services: Vec<(EndpointId, IdentityId)>,

@@ -26,7 +26,7 @@ pub(crate) struct Revocations {
     pending: BTreeMap<u64, PendingRevocation>,
     /// The same, by the time when the leases end.
     ends: BTreeSet<(BootTime, u64)>,
-    /// Those for which no stream is waited any more.
+    /// Revocations that wait for no stream any more.
     done: Vec<u64>,
 }
 

@@ -50,11 +50,12 @@ pub(crate) struct Services {
 #[derive(Debug)]
 pub(crate) struct KnownService {
     pub(crate) at: Arc<ServiceAt>,
-    /// Of its addresses of each family; none where it has no address, or while no number is free.
+    /// Identities of its addresses by family. A family is missing if the Service has no address of it, or while
+    /// no number is free.
     pub(crate) identities: BTreeMap<Family, IdentityId>,
     /// Addresses outside that do not count, because of `--k8s-external-ips`.
     pub(crate) refused: Vec<IpAddr>,
-    /// Those of its addresses that it has because of the interface `nodelocaldns`.
+    /// Addresses that it has because of the interface `nodelocaldns`.
     pub(crate) local_dns: BTreeSet<IpAddr>,
     /// Backends that are not judged by the identities of their addresses.
     pub(crate) exceptions: BTreeMap<IpAddr, Exception>,

@@ -191,7 +191,7 @@ fn an_address_that_a_name_opens_is_a_dns_server_where_its_queries_come_to_the_pr
                 );
                 let address: IpAddr = server.parse().unwrap();
                 let rules = rules(&node);
-                // Of what is dropped the proxy knows nothing.
+                // The proxy knows nothing about dropped queries.
                 if way.is_some() {
                     let sends = rules.sends_to_proxy(identity(&node, server), address);
                     assert_eq!(Some(sends), way, "explain at {server}: {policies}");

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dns_policy::boot_time::BootTime;
 use shared_maps::IdentityId;
 
 use super::{
@@ -13,6 +14,7 @@ use crate::{
     core::CoreConfig,
     identity::{
         allocator::Acquired,
+        cluster_object::CiliumIdentity,
         pods::{Asked, PodIdentities},
     },
     labels::LabelSet,
@@ -102,7 +104,7 @@ struct Later {
 }
 
 impl PodIdentities for Later {
-    fn ask(&mut self, labels: &LabelSet) -> Asked {
+    fn ask(&mut self, labels: &LabelSet, _: BootTime) -> Asked {
         match self.numbers.get(labels) {
             Some(id) => Asked::Have(Acquired {
                 id: *id,
@@ -113,10 +115,10 @@ impl PodIdentities for Later {
         }
     }
 
-    fn learn(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
-        if let Some(labels) = labels {
-            self.numbers.insert(labels.clone(), id);
-            self.renumbered.insert(labels.clone());
+    fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, _: BootTime) {
+        if let Some(object) = object {
+            self.numbers.insert(object.labels.clone(), id);
+            self.renumbered.insert(object.labels.clone());
         }
     }
 

@@ -51,7 +51,7 @@ fn an_answer_does_not_open_the_metadata_service_and_is_not_held_for_it() {
     assert_eq!(node.core.summary().counters.addresses_refused, 3);
 }
 
-/// Of the node, of a pod, of the metadata service, of loopback and of a group, in forms that a NAT64
+/// Addresses of the node, of a pod, of the metadata service, of loopback and of a group, in forms that a NAT64
 /// gateway or a tunnel sends on.
 #[test]
 fn an_ipv6_form_of_an_address_that_no_answer_opens_is_not_opened() {

@@ -56,11 +56,11 @@ struct Judge<'a> {
     worlds: Vec<IdentityId>,
 }
 
-/// What becomes of queries to the servers of a rule.
+/// Result for queries to the servers of a rule.
 enum Judged {
-    /// Those to the servers of this rule come to the proxy.
+    /// Queries to the servers of this rule come to the proxy.
     Counts(SelectorRule),
-    /// Some pass without the proxy, the others are dropped.
+    /// Some queries pass without the proxy, the others are dropped.
     Direct,
     /// All are dropped, among them those to this server.
     Closed(IdentityId),

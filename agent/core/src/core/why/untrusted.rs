@@ -70,7 +70,7 @@ impl State {
         }
     }
 
-    /// Of these, those of a name that the ordered rules have, if no answer that counts gave them.
+    /// Those of `known` whose name the ordered rules have, if no answer that counts gave them.
     fn untrusted_answers<'a>(
         &self,
         side: &Side,

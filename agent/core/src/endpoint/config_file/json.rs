@@ -203,7 +203,14 @@ pub fn render(file: &EndpointFile, servers: &ServerAddresses, limit: usize) -> S
             labels: Some(spell(&file.labels)),
         },
         rules_v2: rules_v2.filter(|rules| !rules.is_empty()),
-        pod: file.key.rsplit('/').next().unwrap_or_default().to_owned(),
+        pod: file
+            .pod
+            .as_deref()
+            .unwrap_or(&file.key)
+            .rsplit('/')
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
         namespace: namespace
             .map(|label| label.value().to_owned())
             .unwrap_or_default(),
@@ -280,6 +287,7 @@ pub fn parse(text: &str) -> Result<EndpointFile, FileError> {
             link: json.link,
         },
         netns: json.netns,
+        pod: None,
         history: read_history(json.history.unwrap_or_default())?,
         zombies: read_zombies(json.zombies)?,
         rules,

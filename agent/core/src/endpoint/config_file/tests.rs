@@ -36,6 +36,7 @@ fn file() -> EndpointFile {
             link: Default::default(),
         },
         netns: "/run/netns/ns1".into(),
+        pod: None,
         history: vec![HistoryEntry {
             name: Fqdn::normalise("a.b"),
             lookup: 1_700_000_000_000_000_001,
@@ -99,7 +100,16 @@ fn ciliums_key_holds_addresses_and_expressions() {
     assert_eq!(rules[1]["Re"], "(?:)");
     assert_eq!(rules[1]["IPs"], serde_json::Value::Null);
     assert_eq!(json["SecLabel"]["id"], 256);
-    assert_eq!(json["K8sNamespace"], "shop");
+    assert_eq!(
+        (&json["K8sNamespace"], &json["K8sPodName"]),
+        (&"shop".into(), &"eth0".into())
+    );
+    let of_pod = EndpointFile {
+        pod: Some("shop/web-1".to_owned()),
+        ..file()
+    };
+    let of_pod: serde_json::Value = serde_json::from_str(&render(&of_pod, &servers, 10)).unwrap();
+    assert_eq!(of_pod["K8sPodName"], "web-1");
     // Without our key the same rules come from Cilium's.
     let mut without = json.clone();
     without.as_object_mut().unwrap().remove("HoldfastDNSRules");

@@ -264,6 +264,80 @@ fn a_slice_waits_for_its_service_and_may_change_to_another() {
     assert_eq!(backends(&book.changes()), ["gone shop/web"]);
 }
 
+fn identity(number: u32, created: Option<&str>) -> PolicyDocument {
+    let created = created.map(|time| format!(", creationTimestamp: {time}"));
+    let created = created.unwrap_or_default();
+    read(&format!(
+        r#"
+apiVersion: cilium.io/v2
+kind: CiliumIdentity
+metadata:
+  {{name: "{number}", uid: u-{number}, labels: {{app.kubernetes.io/managed-by: holdfast}}{created}}}
+security-labels: {{"k8s:app": web}}
+"#
+    ))
+}
+
+fn numbers(changes: &Changes) -> Vec<String> {
+    let identities = changes.identities.iter().map(|change| match change {
+        SourceEvent::Apply(object) => object.id.0.to_string(),
+        SourceEvent::Delete(key) => format!("gone {key}"),
+        other => panic!("{other:?}"),
+    });
+    identities.collect()
+}
+
+#[test]
+fn of_two_objects_with_one_label_set_the_older_counts_in_both_orders() {
+    let cases = [
+        // Each first is the one that counts.
+        (identity(6000, Some(MORNING)), identity(5000, Some(NOON))),
+        (identity(5000, Some(NOON)), identity(6000, Some(NOON))),
+        (identity(6000, Some(NOON)), identity(5000, None)),
+        (identity(5000, None), identity(6000, None)),
+    ];
+    for (counts, other) in cases {
+        let number = |document: &PolicyDocument| document.key.replace("CiliumIdentity/", "");
+        let (first, second) = (number(&counts), number(&other));
+        let mut book = book();
+        book.put(&counts);
+        assert_eq!(numbers(&book.changes()), std::slice::from_ref(&first));
+        book.put(&other);
+        assert_eq!(numbers(&book.changes()), [] as [&str; 0], "{first}");
+        let mut book = self::book();
+        book.put(&other);
+        assert_eq!(numbers(&book.changes()), std::slice::from_ref(&second));
+        book.put(&counts);
+        let moved = [format!("gone {second}"), first.clone()];
+        assert_eq!(numbers(&book.changes()), moved);
+        let (key, warning) = book.warnings().remove(0);
+        assert_eq!(key, counts.key);
+        assert!(
+            warning.contains(&format!("{} has the same", other.key)),
+            "{warning}"
+        );
+        // The one that counted goes: the other takes its place.
+        book.remove(&counts.key);
+        assert_eq!(numbers(&book.changes()), [format!("gone {first}"), second]);
+    }
+}
+
+#[test]
+fn an_object_has_its_time_its_uid_and_its_maker() {
+    let mut book = book();
+    book.put(&identity(5000, Some("2026-11-23T12:00:00Z")));
+    let changes = book.changes();
+    let [SourceEvent::Apply(object)] = &changes.identities[..] else {
+        panic!("{changes:?}");
+    };
+    assert_eq!(object.created, Some(1_795_435_200));
+    assert!(object.is_ours);
+    assert_eq!(object.uid.as_deref(), Some("u-5000"));
+    // Made again under the same name.
+    book.put(&identity(5000, Some("2026-11-23T12:00:01Z")));
+    assert_eq!(numbers(&book.changes()), ["5000"]);
+}
+
 /// A document to put or to remove.
 fn acts() -> impl Strategy<Value = Vec<(bool, PolicyDocument)>> {
     let pods =

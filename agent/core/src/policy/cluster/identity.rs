@@ -1,28 +1,39 @@
 //! `CiliumIdentity`: the number that a label set has in the whole cluster.
 
+use std::sync::Arc;
+
 use netpol::field::{Checked, Field};
 use serde_json::Value;
 use shared_maps::IdentityId;
 
-use super::read::label;
-use crate::labels::{Label, LabelSet};
+use super::{metadata, read::label};
+use crate::{
+    identity::cluster_object::{CiliumIdentity, is_ours},
+    labels::{Label, LabelSet},
+    policy::head::Head,
+};
+
+/// Fields that have a meaning.
+pub(in crate::policy) const KEPT: &[&str] = &[
+    "metadata.creationTimestamp",
+    "metadata.labels",
+    "metadata.uid",
+    "security-labels",
+];
+
+/// Nanoseconds of a second.
+const SECOND: u64 = 1_000_000_000;
 
 /// Numbers from here on are this node's own: no document may have them.
 const NODE_LOCAL_MIN: u32 = 61_440;
 
-/// A label set and its number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CiliumIdentity {
-    pub id: IdentityId,
-    pub labels: LabelSet,
-}
-
-/// Reads the identity whose number is `name`.
-pub(in crate::policy) fn read(name: &str, value: &Value) -> Checked<CiliumIdentity> {
+/// Reads the identity whose number is the name of the document.
+pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumIdentity> {
+    let name = &head.name;
     let range = format!("{}–{}", IdentityId::ENDPOINT_MIN.0, NODE_LOCAL_MIN - 1);
     let number = name.parse::<u32>().ok();
     let canonical = number
-        .filter(|number| number.to_string() == name)
+        .filter(|number| number.to_string() == *name)
         .map(IdentityId);
     let id = canonical.filter(|id| id.is_endpoint() && id.0 < NODE_LOCAL_MIN);
     let top = Field::top(value);
@@ -42,8 +53,14 @@ pub(in crate::policy) fn read(name: &str, value: &Value) -> Checked<CiliumIdenti
         let remedy = "add the labels that have this number, such as k8s:app: web";
         return written.refuse("has no label", remedy);
     }
+    let metadata = metadata::read(head, &top)?;
+    let uid = top.get("metadata").get("uid").optional_text()?;
     Ok(CiliumIdentity {
         id,
         labels: LabelSet::new(labels),
+        created: metadata.created.map(|ns| ns / SECOND),
+        is_ours: is_ours(&metadata.labels),
+        uid: uid.map(Arc::from),
+        is_document: false,
     })
 }

@@ -25,11 +25,11 @@ const WIDEST_V6: u8 = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub name: String,
-    /// Its own addresses, of whatever type.
+    /// The node's own addresses of every type.
     pub addresses: BTreeSet<IpAddr>,
-    /// Those of its health endpoint.
+    /// Addresses of its health endpoint.
     pub health: BTreeSet<IpAddr>,
-    /// Those that its ingress proxy sends from.
+    /// Addresses from which its ingress proxy sends.
     pub ingress: BTreeSet<IpAddr>,
     /// Blocks that its pods' addresses are from.
     pub pod_blocks: BTreeSet<IpNet>,

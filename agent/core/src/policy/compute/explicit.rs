@@ -61,7 +61,7 @@ impl Explicit {
         }
     }
 
-    /// Those of an identity's entries that maps have.
+    /// The entries of an identity that maps have.
     pub(crate) fn in_map(self, peer: IdentityId, entries: &Entries) -> Cow<'_, Entries> {
         let is_left_out = |key: &PolicyKey, value: &PolicyValue| {
             // Packets of the node itself pass without an entry: only a deny drops them.

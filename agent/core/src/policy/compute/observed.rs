@@ -34,15 +34,15 @@ pub(crate) enum Observed {
     /// No queries besides those of DNS rules.
     #[default]
     Nothing,
-    /// Those that rules allow. Egress that nothing restricts passes by the proxy where DNS rules
-    /// limit names: the proxy has no way to allow every name at all servers but some.
+    /// Queries that rules allow. Unrestricted egress does not go through the proxy if DNS rules limit
+    /// names: the proxy has no way to allow every name at all servers except some.
     Allowed,
-    /// Those that pass, for whichever reason.
+    /// All queries that pass, for any reason.
     Everything,
 }
 
 impl Observed {
-    /// Of the egress of a policy.
+    /// What the proxy must see because of the egress of a policy.
     pub(crate) fn of(side: &Side) -> Self {
         let selectors = side.tier.iter().flat_map(|rule| &rule.rule.selectors);
         let mut selectors = selectors.into_iter();

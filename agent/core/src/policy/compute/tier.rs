@@ -101,8 +101,8 @@ struct Row {
 }
 
 impl Tier {
-    /// Of the ordered rules of a side whose selectors are registered; none if it has none. The
-    /// entries for everyone are those of `before`.
+    /// The tier of a side's ordered rules, whose selectors are registered; none if the side has no such rule.
+    /// The entries for everyone are those of `before`.
     pub(super) fn of(
         side: &Side,
         selectors: &SelectorCache,
@@ -237,7 +237,7 @@ fn rows(rules: &[&TierRule], own: &[Block], everyone: &[Block]) -> Vec<Row> {
 }
 
 impl Block {
-    /// Of the entries of one direction.
+    /// The blocks of the entries of one direction.
     fn all(entries: &Entries, direction: u8) -> Vec<Self> {
         let entries = entries.iter().filter(|(key, _)| key.egress == direction);
         entries.map(|(key, value)| Self::of(key, value)).collect()

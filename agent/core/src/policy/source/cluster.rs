@@ -143,7 +143,7 @@ struct Kind {
 }
 
 impl ClusterDocuments {
-    /// Of these kinds; none has been listed.
+    /// Documents of these kinds, before any of them has been listed.
     pub fn new(kinds: impl IntoIterator<Item = &'static str>) -> Self {
         let kinds = kinds.into_iter().map(|kind| (kind, Kind::default()));
         Self {

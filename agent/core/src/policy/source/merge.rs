@@ -33,7 +33,7 @@ pub struct Merged {
 }
 
 impl Merged {
-    /// Without a cluster, or with one that has not been listed.
+    /// Starts without a cluster, or with one that has not been listed.
     pub fn new(cluster: Option<ClusterDocuments>) -> Self {
         Self {
             cluster,

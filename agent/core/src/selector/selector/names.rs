@@ -20,19 +20,19 @@ pub struct DnsNameSelector {
 /// Which rules name a DNS name of an EgressFirewall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum RuleOfName {
-    /// Those that pass packets on.
+    /// Rules that pass packets on.
     Pass,
-    /// Those that drop packets: they also mean addresses that no answer may open.
+    /// Rules that drop packets. They are also about addresses that no answer may open.
     Deny,
 }
 
 impl DnsNameSelector {
-    /// Of a name as people write it, in a rule that passes packets on.
+    /// The selector of a name as people write it, in a rule that passes packets on.
     pub fn new(name: &str) -> Self {
         Self::of_rule(name, RuleOfName::Pass)
     }
 
-    /// Of a name as people write it, in a rule that drops packets.
+    /// The selector of a name as people write it, in a rule that drops packets.
     pub fn denied(name: &str) -> Self {
         Self::of_rule(name, RuleOfName::Deny)
     }

@@ -136,7 +136,10 @@ async fn beginning(mut stream: impl AsyncRead + Unpin, most: usize) -> Result<Ve
 fn reason(errors: &[u8], status: ExitStatus) -> String {
     let errors = String::from_utf8_lossy(errors);
     let lines = errors.lines().map(str::trim);
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(EXIT_LINE));
+    // Lines of its log repeat what the last line says in plain words.
+    let is_log = |line: &str| line.starts_with('E') && line.contains(".go:");
+    let lines =
+        lines.filter(|line| !line.is_empty() && !line.starts_with(EXIT_LINE) && !is_log(line));
     let text = clean(&lines.collect::<Vec<_>>().join("; "));
     if text.is_empty() {
         return format!("kubectl ended with {status}");
@@ -160,6 +163,8 @@ mod tests {
             "holdfast-agent: no agent [2J answers"
         );
         assert_eq!(reason(b"\n", failed), "kubectl ended with exit status: 1");
+        let logged = b"E1127 19:55:42.247410 583 memcache.go:265] \"Unhandled Error\"\nThe connection was refused\n";
+        assert_eq!(reason(logged, failed), "The connection was refused");
     }
 
     #[tokio::test]

@@ -94,7 +94,7 @@ pub(super) struct Summary {
     pub(super) with_problems: usize,
     pub(super) excluded: usize,
     pub(super) endpoints: u64,
-    /// Of the agent that refuses most: agents refuse the same documents.
+    /// The number at the agent that refuses most: agents refuse the same documents.
     pub(super) refused: u64,
     pub(super) unmanaged: usize,
     pub(super) started_open: usize,
@@ -107,7 +107,7 @@ pub(super) struct Summary {
 /// Policies of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct NotEnforced {
-    /// Of the node that counts most: nodes read the same policies.
+    /// The number at the node with most of them: nodes read the same policies.
     pub(super) policies: u64,
     /// Nodes that do not enforce them.
     pub(super) nodes: usize,

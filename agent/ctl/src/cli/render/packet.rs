@@ -75,18 +75,7 @@ fn one_pair(
     (destination, to): (&Side, IpAddr),
     port: Port,
 ) -> Result<Judged> {
-    let protocol = Protocol::ALL
-        .into_iter()
-        .find(|known| known.number() == port.protocol);
-    let packet = Packet {
-        source: from,
-        destination: to,
-        ports: protocol.map(|protocol| PacketPorts {
-            protocol,
-            source: SENDER_PORT,
-            destination: port.number,
-        }),
-    };
+    let packet = packet(from, to, port);
     let mut world = cluster.world();
     let nodes: BTreeSet<&String> = [&source.node, &destination.node]
         .into_iter()
@@ -129,6 +118,22 @@ fn one_pair(
         agree,
         verdicts,
     })
+}
+
+/// A first packet to `port`.
+fn packet(source: IpAddr, destination: IpAddr, port: Port) -> Packet {
+    let protocol = Protocol::ALL
+        .into_iter()
+        .find(|known| known.number() == port.protocol);
+    Packet {
+        source,
+        destination,
+        ports: protocol.map(|protocol| PacketPorts {
+            protocol,
+            source: SENDER_PORT,
+            destination: port.number,
+        }),
+    }
 }
 
 fn lines(judged: &Judged) -> String {

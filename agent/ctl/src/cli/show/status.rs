@@ -8,7 +8,8 @@ use agent_core::{
 use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
 use daemon::command_line::table::{maybe, table};
 use holdfast_agent::{
-    admin::model::Status, endpoint::source::taken_in::StartedOpen, proxies::ProxyView,
+    admin::model::Status, admin::standby::StandbyView, endpoint::source::taken_in::StartedOpen,
+    identities::view::IdentitiesView, proxies::ProxyView,
 };
 
 use crate::cli::resolver;
@@ -70,8 +71,14 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
             .as_ref()
             .map(|view| ("Resolver", resolver::state(view))),
     );
+    rows.extend([("Identities", identity_counts(summary))]);
+    rows.extend(
+        status
+            .identities
+            .as_ref()
+            .map(|view| ("Numbers", numbers(summary, view))),
+    );
     rows.extend([
-        ("Identities", identity_counts(summary)),
         ("Ipcache", ipcache_use(summary)),
         ("Names", name_counts(summary)),
         ("Mappings", mapping_counts(counters)),
@@ -83,7 +90,37 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
     if let Some(cluster) = &status.cluster {
         rows.push(("Cluster", cluster_source(cluster)));
     }
+    if let Some(standby) = &status.standby {
+        rows.push(("Standby", waits(standby)));
+    }
     rows
+}
+
+/// The agent that takes over when the owner ends.
+fn waits(standby: &StandbyView) -> String {
+    format!(
+        "holdfast-agent {}, pid {}, waits since {}",
+        standby.version, standby.pid, standby.since
+    )
+}
+
+/// Numbers of the cluster, and what this agent does for them.
+fn numbers(summary: &Summary, view: &IdentitiesView) -> String {
+    let counts = summary.cluster_identities.unwrap_or_default();
+    let mut text = format!(
+        "of the cluster: {} known, {} local",
+        counts.known, counts.local
+    );
+    if counts.waiting > 0 {
+        text.push_str(&format!(", {} awaited", counts.waiting));
+    }
+    if let Some(labels) = view.lacking.as_ref().filter(|_| counts.local > 0) {
+        text.push_str(&format!(" ({labels})"));
+    }
+    if view.leads {
+        text.push_str("; this agent deletes unused ones");
+    }
+    text
 }
 
 /// Pods that ran before they were under policy; `-o json` lists all.

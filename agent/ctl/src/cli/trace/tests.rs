@@ -1,5 +1,7 @@
 //! What `policy trace` prints of EgressFirewalls.
 
+use agent_core::policy::parse::parse_documents;
+
 use super::*;
 
 const WEB: &str = "k8s:app=web,k8s:io.kubernetes.pod.namespace=shop";

@@ -17,7 +17,7 @@ struct Search {
     pods: LocalPods,
     /// Files that may be a pod's.
     files: BTreeMap<String, NamespaceId>,
-    /// Those of them that have to be looked into.
+    /// Files that have to be looked into.
     due: Vec<String>,
 }
 

@@ -75,7 +75,7 @@ impl Subject {
         self.entries.get(&peer)
     }
 
-    /// Those of its entries that its endpoints' maps have.
+    /// The entries for an identity that the maps of its endpoints have.
     pub(crate) fn in_map(&self, peer: IdentityId) -> Cow<'_, Entries> {
         let entries = self.entries.get(&peer).unwrap_or(&NO_ENTRIES);
         self.explicit().in_map(peer, entries)

@@ -31,7 +31,7 @@ fn denied_names_with_addresses_of_their_own_are_one_identity_each() {
         }
     }
     assert_eq!(node.core.summary().firewalls.firewalls, firewalls);
-    // Those of the toFQDNs selector, one a family, which come before the first answer.
+    // Identities of the toFQDNs selector, one for each family. They come before the first answer.
     let selectors = 2;
     assert_eq!(identities(&node), names + selectors);
     assert_eq!(node.core.summary().fqdn_combinations, 0);

@@ -143,7 +143,7 @@ impl World {
             let fates = backends
                 .iter()
                 .map(|at| self.verdict(host, at.parse().unwrap(), EGRESS, *protocol, *to));
-            // Of all backends the one that is treated the most strictly.
+            // The backend that is treated the most strictly decides.
             fates.min()
         };
         let own = ports

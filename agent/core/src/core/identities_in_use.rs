@@ -1,0 +1,96 @@
+//! Which label sets pods of the cluster have, for the agent that looks after the objects of all of them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use shared_maps::IdentityId;
+
+use super::{Core, state::State};
+use crate::{
+    identity::{
+        cluster::{WantedIdentities, WantedIdentity},
+        cluster_object::NumberSource,
+    },
+    labels::{Label, LabelSet},
+};
+
+/// Numbers and label sets of the whole cluster.
+#[derive(Clone, Debug, Default)]
+pub struct IdentitiesInUse {
+    /// Every source was read once.
+    pub is_synced: bool,
+    /// Label sets of pods with addresses that have no object.
+    pub lacking: WantedIdentities,
+    /// Objects that agents made, and that no pod has the labels of.
+    pub unused: Vec<UnusedIdentity>,
+}
+
+/// An object that no pod uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusedIdentity {
+    pub id: IdentityId,
+    pub labels: LabelSet,
+    pub uid: Option<Arc<str>>,
+}
+
+impl Core {
+    /// Costs as much as there are pods.
+    pub fn identities_in_use(&self) -> IdentitiesInUse {
+        self.state.identities_in_use()
+    }
+
+    /// Whether a pod or an endpoint has these labels.
+    pub fn uses_labels(&self, labels: &LabelSet) -> bool {
+        self.state.label_sets().contains_key(labels)
+    }
+}
+
+impl State {
+    /// Label sets of pods and endpoints, and whether a pod with an address has them.
+    fn label_sets(&self) -> HashMap<&LabelSet, bool> {
+        // Replicas share one set: it is looked at once.
+        let mut seen: HashSet<(*const Label, bool)> = HashSet::new();
+        let mut sets: HashMap<&LabelSet, bool> = HashMap::new();
+        for pod in self.cluster.pods.known.values() {
+            let labels = &pod.at.labels;
+            let has_address = !pod.at.addresses.is_empty();
+            if seen.insert((labels.as_slice().as_ptr(), has_address)) {
+                *sets.entry(labels).or_default() |= has_address;
+            }
+        }
+        for endpoint in self.endpoints.iter() {
+            sets.entry(&endpoint.labels).or_default();
+        }
+        sets
+    }
+
+    fn identities_in_use(&self) -> IdentitiesInUse {
+        let sets = self.label_sets();
+        let objects = self.numbers.objects();
+        let unused = objects.filter(|object| {
+            object.source() == NumberSource::Agent && !sets.contains_key(&object.labels)
+        });
+        let unused = unused.map(|object| UnusedIdentity {
+            id: object.id,
+            labels: object.labels.clone(),
+            uid: object.uid.clone(),
+        });
+        let lacking = sets.iter().filter(|(_, has_address)| **has_address);
+        let lacking = lacking.filter_map(|(labels, _)| {
+            let choices = self.numbers.choices(labels, self.now)?;
+            let wanted = WantedIdentity {
+                choices,
+                is_of_pod: true,
+                vanished: false,
+            };
+            Some(((*labels).clone(), wanted))
+        });
+        IdentitiesInUse {
+            is_synced: self.restoration.is_synced(),
+            lacking: lacking.collect(),
+            unused: unused.collect(),
+        }
+    }
+}

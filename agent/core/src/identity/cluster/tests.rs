@@ -1,0 +1,5 @@
+//! Tests of numbers of the cluster.
+
+use super::*;
+
+mod cluster_identities;

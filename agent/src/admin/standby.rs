@@ -1,0 +1,57 @@
+//! What the owner's admin interface knows of the standby beside it.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use dns_policy::wall_time;
+use serde::{Deserialize, Serialize};
+
+use super::client::Client;
+
+/// Longest time for a standby's answer.
+const WITHIN: Duration = Duration::from_millis(500);
+/// Path of the answer on the standby's socket.
+pub(crate) const PATH: &str = "/v1/standby";
+
+/// An agent that waits for the owner's end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyView {
+    /// Its process id, in its own PID namespace.
+    pub pid: u32,
+    /// Its release.
+    pub version: String,
+    /// Since when it waits, RFC 3339.
+    pub since: String,
+    /// Process id of the agent that owned the node then, as the standby sees it; none if it cannot see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<u32>,
+}
+
+impl StandbyView {
+    /// This process, which waits from now on.
+    pub(crate) fn now(owner: Option<u32>) -> Self {
+        Self {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            since: wall_time::render(wall_time::now()),
+            owner,
+        }
+    }
+
+    /// The standby beside the owner with this admin socket, if one answers.
+    pub(crate) async fn beside(admin_socket: &Path) -> Option<Self> {
+        let client = Client::new(&socket(admin_socket));
+        let answer = tokio::time::timeout(WITHIN, client.get(PATH)).await;
+        answer.ok()?.ok()
+    }
+}
+
+/// The socket of the standby whose owner has this admin socket.
+pub(crate) fn socket(admin_socket: &Path) -> PathBuf {
+    let mut path = OsString::from(admin_socket);
+    path.push(".standby");
+    path.into()
+}

@@ -1,0 +1,220 @@
+//! The one agent that looks after all objects: it deletes those that no pod has used for a long time, and makes
+//! those of pods whose nodes have no agent.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use agent_cluster::{
+    api::{
+        backoff::{Backoff, random},
+        client::RequestError,
+        lease::Sight,
+        lease_client::LeaseClient,
+    },
+    health::ClusterHealth,
+};
+use agent_core::{
+    core::{Core, identities_in_use::UnusedIdentity},
+    identity::cluster::WantedIdentities,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    objects::{Deleted, Objects},
+    task::explain,
+    unused::Unused,
+    view::Identities,
+};
+use crate::runner::CoreHandle;
+
+/// Between two looks, at most.
+const LOOK: Duration = Duration::from_secs(5);
+/// Kinds that say which labels are in use.
+const KINDS: [&str; 3] = ["Namespace", "Pod", "CiliumIdentity"];
+/// Objects that one look deletes at most.
+const DELETES: usize = 20;
+/// The holder renews the Lease this often within its duration, and stops so long before its end.
+const PARTS: u32 = 3;
+/// First and longest pause after the Lease could not be requested.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// The Lease is given back for this long at most when the agent stops.
+const RELEASE: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(super) struct Leader {
+    pub(super) lease: LeaseClient,
+    pub(super) objects: Objects,
+    pub(super) core: CoreHandle,
+    pub(super) shared: Identities,
+    pub(super) health: ClusterHealth,
+    /// How long an object stays without a pod.
+    pub(super) unused_for: Duration,
+    /// Takes the label sets of other nodes that lack an object.
+    pub(super) others: watch::Sender<Arc<WantedIdentities>>,
+}
+
+/// The Lease, as far as this agent knows.
+#[derive(Debug)]
+struct Hold {
+    sight: Sight,
+    /// It is ours since the request that began then.
+    renewed: Option<Instant>,
+    retry: Backoff,
+}
+
+impl Leader {
+    /// Seeks the Lease until `stop`, then gives it back.
+    pub(super) async fn run(self, stop: CancellationToken) {
+        let mut hold = Hold {
+            sight: Sight::default(),
+            renewed: None,
+            retry: Backoff::between(PAUSES),
+        };
+        stop.run_until_cancelled(self.lead(&mut hold)).await;
+        if hold.renewed.is_some() {
+            let _late = tokio::time::timeout(RELEASE, self.lease.release()).await;
+        }
+    }
+
+    async fn lead(&self, hold: &mut Hold) {
+        let duration = self.lease.terms.duration;
+        let look = LOOK.min(self.unused_for / 4);
+        let mut unused = Unused::default();
+        let mut request_at = Instant::now() + random(duration / PARTS);
+        loop {
+            let now = Instant::now();
+            if now >= request_at {
+                request_at = self.request(hold, now).await;
+            }
+            let leads = self.leads(hold);
+            self.show(leads);
+            let next = if leads {
+                self.look(hold, &mut unused).await;
+                request_at.min(Instant::now() + look)
+            } else {
+                unused.forget();
+                request_at
+            };
+            tokio::time::sleep_until(next.into()).await;
+        }
+    }
+
+    /// Whether this agent leads, long enough for one more request.
+    fn leads(&self, hold: &Hold) -> bool {
+        let duration = self.lease.terms.duration;
+        hold.renewed
+            .is_some_and(|at| at + duration - duration / PARTS > Instant::now())
+    }
+
+    fn show(&self, leads: bool) {
+        if !leads {
+            self.others.send_if_modified(|others| {
+                let had = !others.is_empty();
+                *others = Arc::default();
+                had
+            });
+        }
+        self.shared.change(|view| {
+            if view.leads != leads {
+                tracing::info!(
+                    leads,
+                    "the agent that deletes unused CiliumIdentities changed"
+                );
+            }
+            view.leads = leads;
+        });
+    }
+
+    /// Takes or renews the Lease. Gives the time of the next request.
+    async fn request(&self, hold: &mut Hold, now: Instant) -> Instant {
+        let duration = self.lease.terms.duration;
+        let taken =
+            tokio::time::timeout(duration / PARTS, self.lease.take(&mut hold.sight, now)).await;
+        let late = || RequestError::Unreachable(format!("no answer within {:?}", duration / PARTS));
+        let problem = match taken.unwrap_or_else(|_| Err(late())) {
+            Ok(is_ours) => {
+                hold.retry = Backoff::between(PAUSES);
+                hold.renewed = is_ours.then_some(now);
+                self.shared.change(|view| view.lead_problem = None);
+                if is_ours {
+                    return now + duration / PARTS;
+                }
+                let free = hold.sight.free_at().filter(|free| *free > now);
+                return free.unwrap_or(now + duration / PARTS) + random(duration / 4);
+            }
+            Err(error) => format!("the Lease holdfast-identities: {error}"),
+        };
+        self.shared.change(|view| view.lead_problem = Some(problem));
+        Instant::now() + hold.retry.pause().min(duration / PARTS)
+    }
+
+    /// Looks once at all objects.
+    async fn look(&self, hold: &Hold, unused: &mut Unused) {
+        let Ok(found) = self.core.inspect(Core::identities_in_use).await else {
+            return;
+        };
+        if !found.is_synced || !self.is_current() {
+            // Which pods there are is not known: no time counts.
+            unused.forget();
+            return;
+        }
+        let now = Instant::now();
+        let lacking = unused.lacking(found.lacking, now);
+        self.others.send_if_modified(|others| {
+            let differs = **others != lacking;
+            if differs {
+                *others = Arc::new(lacking);
+            }
+            differs
+        });
+        let due = unused.look(found.unused, self.unused_for, now);
+        for object in due.into_iter().take(DELETES) {
+            if !self.leads(hold) || !self.is_current() {
+                return;
+            }
+            match self.delete(&object).await {
+                Ok(Deleted::Done) => {
+                    self.shared.deleted();
+                    let labels = object.labels.texts().join(",");
+                    tracing::info!(
+                        identity = object.id.0,
+                        labels,
+                        "an unused CiliumIdentity was deleted"
+                    );
+                }
+                Ok(Deleted::Kept) => unused.keep(object.id, Instant::now()),
+                Err(error) => {
+                    let problem =
+                        format!("CiliumIdentity {}: delete: {}", object.id, explain(&error));
+                    self.shared.change(|view| view.lead_problem = Some(problem));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Deletes an object, unless a pod came since the look.
+    async fn delete(&self, object: &UnusedIdentity) -> Result<Deleted, RequestError> {
+        let labels = object.labels.clone();
+        let is_used = self
+            .core
+            .inspect(move |core| core.uses_labels(&labels))
+            .await;
+        if is_used.unwrap_or(true) {
+            return Ok(Deleted::Kept);
+        }
+        let uid = object.uid.as_ref();
+        self.objects.delete(object.id, &object.labels, uid).await
+    }
+
+    /// Whether this agent knows every pod and every object.
+    fn is_current(&self) -> bool {
+        let watches = self.health.watches();
+        let is_of_use = |kind: &str| KINDS.contains(&kind);
+        let mut watches = watches.iter().filter(|watch| is_of_use(&watch.kind));
+        watches.all(|watch| watch.has_listed && watch.reason.is_none())
+    }
+}

@@ -1,0 +1,183 @@
+//! Requests about CiliumIdentity objects. No request changes one.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use agent_cluster::api::{
+    client::{Api, RequestError},
+    lease_client::present,
+};
+use agent_core::{
+    identity::cluster_object::{HOLDFAST, MANAGED_BY},
+    labels::LabelSet,
+    policy::{document::Body, parse::parse_object},
+};
+use hyper::Method;
+use serde_json::{Value, json};
+use shared_maps::IdentityId;
+
+const ALL: &str = "/apis/cilium.io/v2/ciliumidentities";
+/// Node of an object whose labels no Pod document has: the object stays while the node's CiliumNode does.
+const NODE: &str = "holdfast.io/node";
+/// Bytes of an object; the API server stores 1.5 MB.
+const OBJECT_MAX: usize = 2 << 20;
+/// Longest time until an answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How often an object may be added and removed between two requests.
+const ATTEMPTS: usize = 3;
+
+/// The objects at the API server.
+#[derive(Clone, Debug)]
+pub(super) struct Objects {
+    pub(super) api: Api,
+    /// Name of this node.
+    pub(super) node: String,
+}
+
+/// What became of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Made {
+    Created,
+    /// It exists with the same labels.
+    Found,
+    /// Other labels have the number.
+    Others,
+}
+
+/// What became of an object that was to be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deleted {
+    Done,
+    /// It is not what it was, another program's, or a node still uses it.
+    Kept,
+}
+
+impl Objects {
+    /// Makes the object, or reads the one of that name.
+    pub(super) async fn make(
+        &self,
+        id: IdentityId,
+        labels: &LabelSet,
+        is_of_pod: bool,
+    ) -> Result<Made, RequestError> {
+        let object = self.object(id, labels, is_of_pod);
+        let written = object["security-labels"]
+            .as_object()
+            .map_or(0, serde_json::Map::len);
+        if written != labels.as_slice().len() {
+            // One key with two values: no object can say that.
+            return Ok(Made::Others);
+        }
+        for _ in 0..ATTEMPTS {
+            match self.send(Method::POST, ALL, Some(&object)).await {
+                Ok(_) => return Ok(Made::Created),
+                Err(error) if error.code() == Some(409) => {}
+                Err(error) => return Err(error),
+            }
+            let found = present(self.send(Method::GET, &path(id), None).await)?;
+            if let Some(found) = found {
+                let is_same = labels_of(&found).is_some_and(|found| found == *labels);
+                return Ok(if is_same { Made::Found } else { Made::Others });
+            }
+        }
+        let reason = format!("{}: it is there and gone by turns", path(id));
+        Err(RequestError::Unreachable(reason))
+    }
+
+    /// Deletes an object, if it is as this agent knows it, and nothing speaks for it.
+    pub(super) async fn delete(
+        &self,
+        id: IdentityId,
+        labels: &LabelSet,
+        uid: Option<&Arc<str>>,
+    ) -> Result<Deleted, RequestError> {
+        let Some(found) = present(self.send(Method::GET, &path(id), None).await)? else {
+            return Ok(Deleted::Kept);
+        };
+        let metadata = &found["metadata"];
+        let has_uid = uid.is_none_or(|uid| metadata["uid"] == **uid);
+        let is_ours = metadata["labels"][MANAGED_BY] == HOLDFAST;
+        if !has_uid || !is_ours || labels_of(&found).is_none_or(|found| found != *labels) {
+            return Ok(Deleted::Kept);
+        }
+        if let Some(node) = metadata["annotations"][NODE].as_str()
+            && is_name(node)
+        {
+            let node = format!("/apis/cilium.io/v2/ciliumnodes/{node}");
+            if present(self.send(Method::GET, &node, None).await)?.is_some() {
+                return Ok(Deleted::Kept);
+            }
+        }
+        let options = json!({
+            "kind": "DeleteOptions", "apiVersion": "v1",
+            "preconditions": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
+        });
+        match self.send(Method::DELETE, &path(id), Some(&options)).await {
+            Ok(_) => Ok(Deleted::Done),
+            // It changed since it was read, or it is gone.
+            Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(Deleted::Kept),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A Lease; none if it does not exist, or may not be read.
+    pub(super) async fn lease(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, RequestError> {
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
+        match self.send(Method::GET, &path, None).await {
+            Err(error) if error.code() == Some(403) => {
+                tracing::debug!(%error, namespace, name, "the Lease may not be read");
+                Ok(None)
+            }
+            answer => present(answer),
+        }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, RequestError> {
+        let answer = self.api.json_within(method, path, body, OBJECT_MAX);
+        let answer = tokio::time::timeout(ANSWER, answer).await;
+        let late = || RequestError::Unreachable(format!("no answer within {ANSWER:?}"));
+        answer.unwrap_or_else(|_| Err(late()))
+    }
+
+    fn object(&self, id: IdentityId, labels: &LabelSet, is_of_pod: bool) -> Value {
+        let texts = labels
+            .iter()
+            .map(|label| (format!("{}:{}", label.source(), label.key()), label.value()));
+        let mut metadata = json!({"name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}});
+        if !is_of_pod {
+            metadata["annotations"] = json!({NODE: self.node});
+        }
+        json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity", "metadata": metadata,
+            "security-labels": texts.collect::<BTreeMap<_, _>>(),
+        })
+    }
+}
+
+fn path(id: IdentityId) -> String {
+    format!("{ALL}/{}", id.0)
+}
+
+/// Whether it can be a part of a path: the text is another agent's.
+fn is_name(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    !text.is_empty() && text.bytes().all(is_plain) && !text.starts_with('.')
+}
+
+fn labels_of(object: &Value) -> Option<LabelSet> {
+    match parse_object(object, "cluster").ok()?.body {
+        Body::Identity(identity) => Some(identity.labels),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

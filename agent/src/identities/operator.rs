@@ -1,0 +1,164 @@
+//! Whether a Cilium operator runs in the cluster. It deletes CiliumIdentities that no CiliumEndpoint uses, so that
+//! objects of agents would vanish while pods use them. Pure.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+/// The operator's Lease. It renews it every few seconds.
+pub(super) const LEASE: &str = "cilium-operator-resource-lock";
+/// Namespaces where Cilium is installed, beside that of the agents.
+pub(super) const NAMESPACES: [&str; 2] = ["kube-system", "cilium"];
+/// A Lease that did not change for so long is one that an operator left behind. No clocks are compared.
+const LEFT: Duration = Duration::from_secs(30);
+/// Between two looks: while it is not certain, and afterwards.
+const SOON: Duration = Duration::from_secs(5);
+const LATER: Duration = Duration::from_mins(1);
+
+/// The operator's Leases, as they were seen.
+#[derive(Debug)]
+pub(super) struct OperatorSight {
+    leases: BTreeMap<String, Seen>,
+    next: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    version: String,
+    holder: String,
+    since: Instant,
+    /// It changed while this agent looked.
+    was_renewed: bool,
+}
+
+/// Whether an operator runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    None,
+    /// Its Lease exists; it shows soon whether it is renewed.
+    Undecided,
+    /// It runs: its Lease, and the holder.
+    Runs(String),
+}
+
+impl OperatorSight {
+    /// Nothing was looked at yet.
+    pub(super) fn new() -> Self {
+        Self {
+            leases: BTreeMap::new(),
+            next: None,
+        }
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next.is_none_or(|next| next <= now)
+    }
+
+    /// When the next look is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// Takes the Lease of one namespace.
+    pub(super) fn take(&mut self, namespace: &str, lease: Option<&Value>, now: Instant) {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let lease = lease.map(|lease| {
+            (
+                text(&lease["metadata"]["resourceVersion"]),
+                text(&lease["spec"]["holderIdentity"]),
+            )
+        });
+        // An operator that ends gives it back.
+        let Some((version, holder)) = lease.filter(|(_, holder)| !holder.is_empty()) else {
+            self.leases.remove(namespace);
+            return;
+        };
+        match self.leases.get_mut(namespace) {
+            Some(seen) if seen.version == version => {}
+            known => {
+                let was_renewed = known.is_some();
+                let seen = Seen {
+                    version,
+                    holder,
+                    since: now,
+                    was_renewed,
+                };
+                self.leases.insert(namespace.to_owned(), seen);
+            }
+        }
+    }
+
+    /// The state after a look. It sets the time of the next one.
+    pub(super) fn judge(&mut self, now: Instant) -> Verdict {
+        let alive = self
+            .leases
+            .iter()
+            .filter(|(_, seen)| seen.since + LEFT > now);
+        let mut verdict = Verdict::None;
+        for (namespace, seen) in alive {
+            if seen.was_renewed {
+                verdict = Verdict::Runs(format!("Lease {namespace}/{LEASE} of {}", seen.holder));
+                break;
+            }
+            verdict = Verdict::Undecided;
+        }
+        let pause = match verdict {
+            Verdict::None => LATER,
+            Verdict::Undecided | Verdict::Runs(_) => SOON,
+        };
+        self.next = Some(now + pause);
+        verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn lease(version: &str, holder: &str) -> Value {
+        json!({"metadata": {"resourceVersion": version}, "spec": {"holderIdentity": holder}})
+    }
+
+    #[test]
+    fn an_operator_runs_if_its_lease_changes_while_the_agent_looks() {
+        let start = Instant::now();
+        let mut sight = OperatorSight::new();
+        let mut look = |lease: Option<Value>, seconds: u64| {
+            let now = start + Duration::from_secs(seconds);
+            sight.take("kube-system", lease.as_ref(), now);
+            sight.judge(now)
+        };
+        assert_eq!(look(None, 0), Verdict::None);
+        assert_eq!(look(Some(lease("1", "op-a")), 60), Verdict::Undecided);
+        assert_eq!(look(Some(lease("1", "op-a")), 65), Verdict::Undecided);
+        let runs =
+            Verdict::Runs("Lease kube-system/cilium-operator-resource-lock of op-a".to_owned());
+        assert_eq!(look(Some(lease("2", "op-a")), 70), runs);
+        assert_eq!(look(Some(lease("2", "op-a")), 99), runs);
+        // It was killed, and its Lease stays.
+        assert_eq!(look(Some(lease("2", "op-a")), 100), Verdict::None);
+        assert_eq!(
+            look(Some(lease("3", "op-b")), 160),
+            Verdict::Runs("Lease kube-system/cilium-operator-resource-lock of op-b".to_owned())
+        );
+        // It was uninstalled in order.
+        assert_eq!(look(Some(lease("4", "")), 165), Verdict::None);
+    }
+
+    #[test]
+    fn a_lease_that_nobody_renews_is_one_that_was_left_behind() {
+        let start = Instant::now();
+        let mut sight = OperatorSight::new();
+        assert!(sight.is_due(start));
+        sight.take("cilium", Some(&lease("1", "op")), start);
+        assert_eq!(sight.judge(start), Verdict::Undecided);
+        assert!(!sight.is_due(start) && sight.is_due(start + SOON));
+        sight.take("cilium", Some(&lease("1", "op")), start + LEFT);
+        assert_eq!(sight.judge(start + LEFT), Verdict::None);
+    }
+}

@@ -1,0 +1,280 @@
+//! Makes the objects that label sets lack, and tells the core their numbers.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use agent_cluster::{
+    api::{
+        backoff::{Backoff, random},
+        client::{Api, RequestError},
+        lease::Terms,
+        lease_client::LeaseClient,
+    },
+    health::ClusterHealth,
+};
+use agent_core::{
+    core::Event,
+    identity::cluster::{GivenNumber, WantedIdentities, WantedIdentity},
+    labels::LabelSet,
+};
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    leader::Leader,
+    objects::{Made, Objects},
+    operator::{self, OperatorSight, Verdict},
+    queue::{Queue, Turn},
+    view::{Identities, Outcome},
+};
+use crate::runner::{CoreHandle, identity_feed::IdentityFeed};
+
+/// Name of the Lease.
+const LEASE: &str = "holdfast-identities";
+/// A new label set is tried within this time, so that agents of replicas that start together do not come at once.
+const SPREAD: Duration = Duration::from_millis(50);
+/// A label set whose number is there, but not known to the core yet, or that has no number left, is tried again
+/// after this.
+const AGAIN: Duration = Duration::from_mins(1);
+/// First and longest pause after a failure.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// What the tasks have to know.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) api: Api,
+    pub(crate) node: String,
+    /// How long an object stays without a pod.
+    pub(crate) unused_for: Duration,
+    /// Duration of the Lease.
+    pub(crate) lease: Duration,
+}
+
+/// Starts both tasks. Returns what they show.
+pub(crate) fn start(
+    settings: Settings,
+    feed: &IdentityFeed,
+    core: &CoreHandle,
+    health: ClusterHealth,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Identities {
+    let shared = Identities::default();
+    let objects = Objects {
+        api: settings.api.clone(),
+        node: settings.node.clone(),
+    };
+    let others = watch::Sender::<Arc<WantedIdentities>>::default();
+    let maker = Maker {
+        objects: objects.clone(),
+        core: core.clone(),
+        shared: shared.clone(),
+        own: feed.wanted(),
+        others: others.subscribe(),
+        queue: Queue::default(),
+        backoff: Backoff::between(PAUSES),
+        operator: OperatorSight::new(),
+        is_beside_operator: false,
+    };
+    tasks.spawn(stop.clone().run_until_cancelled_owned(maker.run()));
+    let leader = Leader {
+        lease: LeaseClient {
+            namespace: settings.api.namespace().to_owned(),
+            api: settings.api,
+            holder: settings.node,
+            terms: Terms {
+                name: LEASE,
+                duration: settings.lease,
+            },
+        },
+        objects,
+        core: core.clone(),
+        shared: shared.clone(),
+        health,
+        unused_for: settings.unused_for,
+        others,
+    };
+    tasks.spawn(leader.run(stop.clone()));
+    shared
+}
+
+/// Makes one object after the other.
+#[derive(Debug)]
+struct Maker {
+    objects: Objects,
+    core: CoreHandle,
+    shared: Identities,
+    /// Label sets of this node.
+    own: watch::Receiver<Arc<WantedIdentities>>,
+    /// Those of other nodes, while this agent leads.
+    others: watch::Receiver<Arc<WantedIdentities>>,
+    queue: Queue,
+    backoff: Backoff,
+    operator: OperatorSight,
+    /// An operator of Cilium runs, or may run.
+    is_beside_operator: bool,
+}
+
+impl Maker {
+    async fn run(mut self) {
+        loop {
+            let wanted = self.follow();
+            let until = self.step(&wanted).await;
+            let until = until.unwrap_or_else(|| Instant::now() + AGAIN);
+            if until <= Instant::now() {
+                continue;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(until.into()) => {}
+                Ok(()) = self.own.changed() => {}
+                Ok(()) = self.others.changed() => {}
+            }
+        }
+    }
+
+    /// Puts the lists together.
+    fn follow(&mut self) -> WantedIdentities {
+        let mut wanted = WantedIdentities::clone(&self.others.borrow_and_update());
+        let own = Arc::clone(&self.own.borrow_and_update());
+        wanted.extend(
+            own.iter()
+                .map(|(labels, one)| (labels.clone(), one.clone())),
+        );
+        let now = Instant::now();
+        self.queue.follow(&wanted, now, || random(SPREAD));
+        let limited = self.queue.limited(now).into_iter().collect();
+        let lacking = wanted.keys().next().map(|labels| labels.texts().join(","));
+        let is_empty = self.queue.is_empty();
+        self.shared.change(|view| {
+            view.limited = limited;
+            view.lacking = lacking;
+            if is_empty && !self.is_beside_operator {
+                view.problem = None;
+            }
+        });
+        wanted
+    }
+
+    /// Makes one object, if it is the time. Gives when the next step is due.
+    async fn step(&mut self, wanted: &WantedIdentities) -> Option<Instant> {
+        if !self.queue.is_empty() && self.operator.is_due(Instant::now()) {
+            self.look_for_operator().await;
+        }
+        if self.is_beside_operator {
+            return self.operator.next();
+        }
+        match self.queue.next(Instant::now()) {
+            Turn::Rest => None,
+            Turn::WaitUntil(at) => Some(at),
+            Turn::Make(labels) => {
+                let one = wanted.get(&labels)?;
+                match self.make(&labels, one).await {
+                    Ok(()) => {
+                        self.backoff = Backoff::between(PAUSES);
+                        Some(Instant::now())
+                    }
+                    Err(error) => {
+                        self.shared.creates().inc(Outcome::Failed);
+                        let problem = explain(&error);
+                        self.shared.change(|view| view.problem = Some(problem));
+                        tokio::time::sleep(self.backoff.pause()).await;
+                        Some(Instant::now())
+                    }
+                }
+            }
+        }
+    }
+
+    async fn make(&mut self, labels: &LabelSet, one: &WantedIdentity) -> Result<(), RequestError> {
+        for id in one.choices.iter().copied() {
+            let made = self.objects.make(id, labels, one.is_of_pod).await?;
+            let outcome = match made {
+                Made::Others => continue,
+                Made::Created => Outcome::Created,
+                Made::Found => Outcome::Found,
+            };
+            self.shared.creates().inc(outcome);
+            self.shared.change(|view| view.problem = None);
+            if one.vanished {
+                tracing::warn!(
+                    identity = id.0,
+                    labels = labels.texts().join(","),
+                    "a CiliumIdentity was deleted while pods use it; it is there again"
+                );
+                self.shared.change(|view| view.vanished += 1);
+            }
+            self.queue.later(labels, Instant::now() + AGAIN);
+            let given = GivenNumber {
+                labels: labels.clone(),
+                id,
+            };
+            // A core that stopped needs no number.
+            let _stopped = self.core.send(Event::NumbersGiven(vec![given])).await;
+            return Ok(());
+        }
+        self.shared.creates().inc(Outcome::Full);
+        self.queue.later(labels, Instant::now() + AGAIN);
+        let problem = format!(
+            "other labels have every number that {} may get: use a larger --identity-range, or delete CiliumIdentities \
+             that no pod needs",
+            labels.texts().join(",")
+        );
+        self.shared.change(|view| view.problem = Some(problem));
+        Ok(())
+    }
+
+    async fn look_for_operator(&mut self) {
+        let own = self.objects.api.namespace().to_owned();
+        let own = Some(own).filter(|own| !operator::NAMESPACES.contains(&own.as_str()));
+        let all = operator::NAMESPACES.iter().map(|name| (*name).to_owned());
+        for namespace in all.chain(own) {
+            match self.objects.lease(&namespace, operator::LEASE).await {
+                Ok(lease) => self
+                    .operator
+                    .take(&namespace, lease.as_ref(), Instant::now()),
+                Err(error) => {
+                    // What was seen before counts. The next request shows what is wrong.
+                    tracing::debug!(%error, namespace, "cannot look for a Cilium operator");
+                }
+            }
+        }
+        let verdict = self.operator.judge(Instant::now());
+        self.is_beside_operator = verdict != Verdict::None;
+        if let Verdict::Runs(lease) = verdict {
+            let problem = format!(
+                "a Cilium operator runs in this cluster ({lease}) and deletes CiliumIdentities that no CiliumEndpoint \
+                 uses, so --identity-allocation=cluster is refused and no object is made: set \
+                 --identity-allocation=node (chart value identities.mode=node), or uninstall Cilium"
+            );
+            self.shared.change(|view| {
+                if view.problem.as_ref() != Some(&problem) {
+                    tracing::error!("{problem}");
+                }
+                view.problem = Some(problem);
+            });
+        } else if self.is_beside_operator {
+            let problem = "a Lease of a Cilium operator exists; the agent looks for 30 s whether it is renewed";
+            self.shared
+                .change(|view| view.problem = Some(problem.to_owned()));
+        }
+    }
+}
+
+/// The failure, and its remedy.
+pub(super) fn explain(error: &RequestError) -> String {
+    let remedy = match error.code() {
+        Some(403) if error.to_string().contains("ValidatingAdmissionPolicy") => {
+            "; --identity-range has to be the chart's identities.range"
+        }
+        Some(403) => {
+            "; add the ClusterRole holdfast-identities of the chart (identities.mode=cluster)"
+        }
+        Some(404) => {
+            "; install the CRD ciliumidentities.cilium.io (chart values identities.mode=cluster and crds.install)"
+        }
+        _ => "; the agent tries again",
+    };
+    format!("{error}{remedy}")
+}

@@ -21,7 +21,7 @@ pub(crate) const PATH: &str = "/v1/standby";
 pub struct StandbyView {
     /// Its process id, in its own PID namespace.
     pub pid: u32,
-    /// Its release.
+    /// Version of the waiting program.
     pub version: String,
     /// Since when it waits, RFC 3339.
     pub since: String,

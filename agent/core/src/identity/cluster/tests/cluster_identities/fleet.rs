@@ -13,7 +13,7 @@ const AGENTS: usize = 200;
 const SETS: usize = 500;
 const STEPS: usize = 40_000;
 
-/// SplitMix64.
+/// Random numbers by SplitMix64: the same ones in each run.
 struct Random(u64);
 
 impl Random {
@@ -291,7 +291,7 @@ impl Fleet {
         }
     }
 
-    /// The faults end.
+    /// Ends the faults: agents see every change, and their requests succeed.
     fn rest(&mut self) {
         for _ in 0..20 {
             self.ms += 61_000;

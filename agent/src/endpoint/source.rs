@@ -27,6 +27,7 @@ mod refresh;
 mod retries;
 pub(crate) mod store;
 pub mod taken_in;
+mod unread;
 
 pub(crate) use self::document::own_label;
 pub use self::document::{EndpointDocument, EndpointError};
@@ -56,7 +57,10 @@ use self::{
     store::{EndpointStore, Place},
     taken_in::TakenIn,
 };
-use super::{container::Containers, discover::Netns};
+use super::{
+    container::{Containers, NamedContainers},
+    discover::Netns,
+};
 use crate::document_dir::DocumentDir;
 
 /// A document that is not in force, and why: for `status`.
@@ -128,6 +132,8 @@ struct LastListing {
     refused: BTreeSet<String>,
     /// When each file was written last.
     written: BTreeMap<String, SystemTime>,
+    /// What documents named in the last run, and may name again once all are accepted.
+    unread: NamedContainers,
 }
 
 /// Documents about which more is known than their text.
@@ -188,6 +194,7 @@ impl EndpointBook {
             (found.spec.key.clone(), found)
         });
         let interfaces = Interfaces::default();
+        let unread = store.named(&mut damaged);
         let mut state = State {
             dir: dir.map(|dir| dir::open(&dir, file.dir(), &mut damaged)),
             processes: Processes::open(file.dir(), store.processes(), &mut damaged),
@@ -201,6 +208,7 @@ impl EndpointBook {
             documents,
             listing: LastListing {
                 starting: true,
+                unread,
                 ..LastListing::default()
             },
             found: found.collect(),
@@ -255,6 +263,9 @@ impl EndpointBook {
         let mut state = self.state.lock();
         state.follow_due(&*self.deliver);
         state.look_at_next(&*self.deliver);
+        if !state.listing.starting {
+            state.store_names();
+        }
     }
 
     /// As [`Self::follow`], after a change of the node's interfaces or routes: whatever is not

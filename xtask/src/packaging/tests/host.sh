@@ -153,13 +153,14 @@ check 'it reports that policies are in force' await sh -c 'systemctl show -p Sta
 check 'the agent has ended' fails systemctl is-active holdfast-agent.service
 check 'the agent starts in the place of netpol run' systemctl start holdfast-agent.service
 check 'netpol run has ended' fails systemctl is-active holdfast-netpol.service
+rm -rf /var/lib/holdfast/netpol
 mkdir -p /srv/others /var/lib/holdfast/netpol
 echo own > /srv/others/file
 mount --bind /srv/others /var/lib/holdfast/netpol
 check 'apt purges' apt purge holdfast-agent holdfast-sdp
 check 'what was mounted in the place of its state stays' ls /srv/others/file
 umount /var/lib/holdfast/netpol
-rmdir -p /var/lib/holdfast/netpol 2> /dev/null
+rmdir --parents --ignore-fail-on-non-empty /var/lib/holdfast/netpol
 check 'the container is open' await reaches 192.0.2.12
 check 'no unit is left' sh -c "! systemctl list-units --all --plain --no-legend 'holdfast-*' | grep -v not-found"
 check 'no file is left' sh -c '! find /etc/holdfast /var/lib/holdfast /run/holdfast /sys/fs/bpf -mindepth 0 -name "*holdfast*" -o -name "hf_*" -o -name "cilium_*" 2> /dev/null | grep .'

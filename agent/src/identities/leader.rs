@@ -198,12 +198,12 @@ impl Leader {
 
     /// Deletes an object, unless a pod came since the look.
     async fn delete(&self, object: &UnusedIdentity) -> Result<Deleted, RequestError> {
-        let labels = object.labels.clone();
-        let is_used = self
+        let known = object.clone();
+        let is_unused = self
             .core
-            .inspect(move |core| core.uses_labels(&labels))
+            .inspect(move |core| core.is_unused(&known))
             .await;
-        if is_used.unwrap_or(true) {
+        if !is_unused.unwrap_or(false) {
             return Ok(Deleted::Kept);
         }
         let uid = object.uid.as_ref();

@@ -7,7 +7,7 @@ use agent_cluster::api::{
     lease_client::present,
 };
 use agent_core::{
-    identity::cluster_object::{HOLDFAST, MANAGED_BY},
+    identity::cluster_object::{HOLDFAST, MADE_BY, MANAGED_BY, is_ours},
     labels::LabelSet,
     policy::{document::Body, parse::parse_object},
 };
@@ -95,7 +95,7 @@ impl Objects {
         };
         let metadata = &found["metadata"];
         let has_uid = uid.is_none_or(|uid| metadata["uid"] == **uid);
-        let is_ours = metadata["labels"][MANAGED_BY] == HOLDFAST;
+        let is_ours = is_ours(metadata["annotations"][MADE_BY].as_str());
         if !has_uid || !is_ours || labels_of(&found).is_none_or(|found| found != *labels) {
             return Ok(Deleted::Kept);
         }
@@ -151,9 +151,11 @@ impl Objects {
         let texts = labels
             .iter()
             .map(|label| (format!("{}:{}", label.source(), label.key()), label.value()));
-        let mut metadata = json!({"name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}});
+        let mut metadata = json!({
+            "name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}, "annotations": {MADE_BY: HOLDFAST},
+        });
         if !is_of_pod {
-            metadata["annotations"] = json!({NODE: self.node});
+            metadata["annotations"][NODE] = json!(self.node);
         }
         json!({
             "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity", "metadata": metadata,

@@ -87,6 +87,7 @@ mod tests {
             id: IdentityId(id),
             labels: LabelSet::parse(&["k8s:app=web"]).unwrap(),
             uid: Some(uid.into()),
+            is_duplicate: false,
         }
     }
 

@@ -19,7 +19,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 const IDENTITIES: &str = "ciliumidentities";
 /// The first number that is a node's own.
 const NODE_FIRST: u64 = 61_440;
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const MADE_BY: &str = "holdfast.io/made-by";
 
 /// Restricts the pods of a set that only one node has.
 const LATE: &str = r"
@@ -232,10 +232,14 @@ fn leader(api: &ApiServer, other_than: &str) -> Result<String> {
     })
 }
 
-fn object(number: u64, app: &str, labels: &Value) -> Value {
+fn object(number: u64, app: &str, annotations: &Value) -> Value {
     json!({
         "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
-        "metadata": {"name": number.to_string(), "labels": labels},
+        "metadata": {
+            "name": number.to_string(), "annotations": annotations,
+            // Cilium copies the labels of pods to its objects.
+            "labels": {"app.kubernetes.io/managed-by": "holdfast"},
+        },
         "security-labels": {"k8s:app": app, "k8s:io.kubernetes.pod.namespace": "default"},
     })
 }
@@ -273,7 +277,7 @@ fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed()
             };
             let uid_of_web = uid(web)?;
 
-            let ours = json!({MANAGED_BY: "holdfast"});
+            let ours = json!({MADE_BY: "holdfast"});
             let unused = |number: u64, app: &str| api.put(object(number, app, &ours));
             unused(300, "unused-1")?;
             api.put(object(301, "others", &json!({})))?;

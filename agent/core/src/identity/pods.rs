@@ -236,6 +236,7 @@ mod tests {
             is_ours: false,
             uid: None,
             is_document: true,
+            is_duplicate: false,
         }
     }
 

@@ -7,7 +7,7 @@ use agent_core::{
     identity::{
         assign::assign,
         cluster::candidates,
-        cluster_object::{CiliumIdentity, HOLDFAST, MANAGED_BY},
+        cluster_object::{CiliumIdentity, HOLDFAST, MADE_BY, MANAGED_BY},
     },
     kubernetes::{book::Book, labels::LabelFilter},
     labels::LabelSet,
@@ -111,7 +111,9 @@ fn list(assigned: &BTreeMap<IdentityId, LabelSet>) -> Value {
         json!({
             "apiVersion": "cilium.io/v2",
             "kind": "CiliumIdentity",
-            "metadata": {"name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}},
+            "metadata": {
+                "name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}, "annotations": {MADE_BY: HOLDFAST},
+            },
             "security-labels": labels.collect::<BTreeMap<_, _>>(),
         })
     });

@@ -39,7 +39,7 @@ pub(crate) struct IdentityNumbers {
     local: LocalScopes,
     local_file: IdentityFile,
     endpoints: Box<dyn PodIdentities>,
-    /// Objects that give numbers.
+    /// Objects that give numbers, and duplicates of them.
     objects: BTreeMap<IdentityId, CiliumIdentity>,
     local_is_due: bool,
     endpoint_checkpoint: EndpointCheckpoint,
@@ -120,6 +120,7 @@ impl IdentityNumbers {
             Some(object) => drop(self.objects.insert(id, object.clone())),
             None => drop(self.objects.remove(&id)),
         }
+        let object = object.filter(|object| !object.is_duplicate);
         self.endpoints.learn(id, object, now);
     }
 
@@ -170,10 +171,11 @@ impl IdentityNumbers {
     /// Where a number comes from, and since when, seconds since 1970.
     pub(crate) fn origin(&self, id: IdentityId) -> (NumberSource, Option<u64>) {
         let object = self.objects.get(&id);
+        let object = object.filter(|object| !object.is_duplicate);
         object.map_or_else(Default::default, |object| (object.source(), object.created))
     }
 
-    /// Objects that give numbers.
+    /// Objects that give numbers, and duplicates of them.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &CiliumIdentity> {
         self.objects.values()
     }

@@ -21,6 +21,7 @@ fn object(number: u32, labels: &LabelSet) -> CiliumIdentity {
         is_ours: true,
         uid: None,
         is_document: false,
+        is_duplicate: false,
     }
 }
 

@@ -181,7 +181,10 @@ impl Agent {
         self.seen = until;
         for change in self.book.changes().identities {
             match change {
-                SourceEvent::Apply(object) => self.numbers.learn(object.id, Some(&object), now),
+                SourceEvent::Apply(object) => {
+                    let counts = Some(&object).filter(|object| !object.is_duplicate);
+                    self.numbers.learn(object.id, counts, now);
+                }
                 SourceEvent::Delete(number) => {
                     self.numbers
                         .learn(IdentityId(number.parse().unwrap()), None, now);

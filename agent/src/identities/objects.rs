@@ -25,6 +25,25 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How often an object may be added and removed between two requests.
 const ATTEMPTS: usize = 3;
 
+/// Where objects are made.
+pub(super) trait Store: Send + Sync {
+    /// Namespace of the agents.
+    fn namespace(&self) -> &str;
+    /// Makes the object, or reads the one of that name.
+    fn make(
+        &self,
+        id: IdentityId,
+        labels: &LabelSet,
+        is_of_pod: bool,
+    ) -> impl Future<Output = Result<Made, RequestError>> + Send;
+    /// A Lease; none if it does not exist, or may not be read.
+    fn lease(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<Value>, RequestError>> + Send;
+}
+
 /// The objects at the API server.
 #[derive(Clone, Debug)]
 pub(super) struct Objects {
@@ -51,9 +70,12 @@ pub(super) enum Deleted {
     Kept,
 }
 
-impl Objects {
-    /// Makes the object, or reads the one of that name.
-    pub(super) async fn make(
+impl Store for Objects {
+    fn namespace(&self) -> &str {
+        self.api.namespace()
+    }
+
+    async fn make(
         &self,
         id: IdentityId,
         labels: &LabelSet,
@@ -83,6 +105,19 @@ impl Objects {
         Err(RequestError::Unreachable(reason))
     }
 
+    async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Value>, RequestError> {
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
+        match self.send(Method::GET, &path, None).await {
+            Err(error) if error.code() == Some(403) => {
+                tracing::debug!(%error, namespace, name, "the Lease may not be read");
+                Ok(None)
+            }
+            answer => present(answer),
+        }
+    }
+}
+
+impl Objects {
     /// Deletes an object, if it is as this agent knows it, and nothing speaks for it.
     pub(super) async fn delete(
         &self,
@@ -116,22 +151,6 @@ impl Objects {
             // It changed since it was read, or it is gone.
             Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(Deleted::Kept),
             Err(error) => Err(error),
-        }
-    }
-
-    /// A Lease; none if it does not exist, or may not be read.
-    pub(super) async fn lease(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Option<Value>, RequestError> {
-        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
-        match self.send(Method::GET, &path, None).await {
-            Err(error) if error.code() == Some(403) => {
-                tracing::debug!(%error, namespace, name, "the Lease may not be read");
-                Ok(None)
-            }
-            answer => present(answer),
         }
     }
 

@@ -19,12 +19,12 @@ use agent_core::{
     identity::cluster::{GivenNumber, WantedIdentities, WantedIdentity},
     labels::LabelSet,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     leader::Leader,
-    objects::{Made, Objects},
+    objects::{Made, Objects, Store},
     operator::{self, OperatorSight, Verdict},
     queue::{Queue, Turn},
     view::{Identities, Outcome},
@@ -102,8 +102,8 @@ pub(crate) fn start(
 
 /// Makes one object after the other.
 #[derive(Debug)]
-struct Maker {
-    objects: Objects,
+struct Maker<S> {
+    objects: S,
     core: CoreHandle,
     shared: Identities,
     /// Label sets of this node.
@@ -117,17 +117,17 @@ struct Maker {
     is_beside_operator: bool,
 }
 
-impl Maker {
+impl<S: Store> Maker<S> {
     async fn run(mut self) {
         loop {
             let wanted = self.follow();
             let until = self.step(&wanted).await;
-            let until = until.unwrap_or_else(|| Instant::now() + AGAIN);
-            if until <= Instant::now() {
+            let until = until.unwrap_or_else(|| now() + AGAIN);
+            if until <= now() {
                 continue;
             }
             tokio::select! {
-                () = tokio::time::sleep_until(until.into()) => {}
+                () = time::sleep_until(until.into()) => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.others.changed() => {}
             }
@@ -142,9 +142,9 @@ impl Maker {
             own.iter()
                 .map(|(labels, one)| (labels.clone(), one.clone())),
         );
-        let now = Instant::now();
-        self.queue.follow(&wanted, now, || random(SPREAD));
-        let limited = self.queue.limited(now).into_iter().collect();
+        let at = now();
+        self.queue.follow(&wanted, at, || random(SPREAD));
+        let limited = self.queue.limited(at).into_iter().collect();
         let lacking = wanted.keys().next().map(|labels| labels.texts().join(","));
         let is_empty = self.queue.is_empty();
         self.shared.change(|view| {
@@ -159,13 +159,13 @@ impl Maker {
 
     /// Makes one object, if it is the time. Gives when the next step is due.
     async fn step(&mut self, wanted: &WantedIdentities) -> Option<Instant> {
-        if !self.queue.is_empty() && self.operator.is_due(Instant::now()) {
+        if !self.queue.is_empty() && self.operator.is_due(now()) {
             self.look_for_operator().await;
         }
         if self.is_beside_operator {
             return self.operator.next();
         }
-        match self.queue.next(Instant::now()) {
+        match self.queue.next(now()) {
             Turn::Rest => None,
             Turn::WaitUntil(at) => Some(at),
             Turn::Make(labels) => {
@@ -173,17 +173,24 @@ impl Maker {
                 match self.make(&labels, one).await {
                     Ok(()) => {
                         self.backoff = Backoff::between(PAUSES);
-                        Some(Instant::now())
+                        self.queue.accept(&labels);
                     }
-                    Err(error) => {
-                        self.shared.creates().inc(Outcome::Failed);
-                        let problem = explain(&error);
-                        self.shared.change(|view| view.problem = Some(problem));
-                        tokio::time::sleep(self.backoff.pause()).await;
-                        Some(Instant::now())
-                    }
+                    Err(error) => self.take_failure(&labels, &error).await,
                 }
+                Some(now())
             }
+        }
+    }
+
+    /// Notes why an object was not made, and waits if the next one would fail for the same reason.
+    async fn take_failure(&mut self, labels: &LabelSet, error: &RequestError) {
+        self.shared.creates().inc(Outcome::Failed);
+        let problem = explain(error);
+        self.shared.change(|view| view.problem = Some(problem));
+        if concerns_all(error) {
+            time::sleep(self.backoff.pause()).await;
+        } else {
+            self.queue.refuse(labels, now());
         }
     }
 
@@ -205,7 +212,7 @@ impl Maker {
                 );
                 self.shared.change(|view| view.vanished += 1);
             }
-            self.queue.later(labels, Instant::now() + AGAIN);
+            self.queue.later(labels, now() + AGAIN);
             let given = GivenNumber {
                 labels: labels.clone(),
                 id,
@@ -215,7 +222,7 @@ impl Maker {
             return Ok(());
         }
         self.shared.creates().inc(Outcome::Full);
-        self.queue.later(labels, Instant::now() + AGAIN);
+        self.queue.later(labels, now() + AGAIN);
         let problem = format!(
             "other labels have every number that {} may get: use a larger --identity-range, or delete CiliumIdentities \
              that no pod needs",
@@ -226,21 +233,21 @@ impl Maker {
     }
 
     async fn look_for_operator(&mut self) {
-        let own = self.objects.api.namespace().to_owned();
+        let own = self.objects.namespace().to_owned();
         let own = Some(own).filter(|own| !operator::NAMESPACES.contains(&own.as_str()));
         let all = operator::NAMESPACES.iter().map(|name| (*name).to_owned());
         for namespace in all.chain(own) {
             match self.objects.lease(&namespace, operator::LEASE).await {
                 Ok(lease) => self
                     .operator
-                    .take(&namespace, lease.as_ref(), Instant::now()),
+                    .take(&namespace, lease.as_ref(), now()),
                 Err(error) => {
                     // What was seen before counts. The next request shows what is wrong.
                     tracing::debug!(%error, namespace, "cannot look for a Cilium operator");
                 }
             }
         }
-        let verdict = self.operator.judge(Instant::now());
+        let verdict = self.operator.judge(now());
         self.is_beside_operator = verdict != Verdict::None;
         if let Verdict::Runs(lease) = verdict {
             let problem = format!(
@@ -262,6 +269,18 @@ impl Maker {
     }
 }
 
+/// The time of the runtime, which tests may stop.
+fn now() -> Instant {
+    time::Instant::now().into_std()
+}
+
+/// Whether every other object would fail too. Otherwise it may be the labels of a tenant that the API server does not
+/// take, for example because they are too long: objects of other tenants do not wait for those.
+fn concerns_all(error: &RequestError) -> bool {
+    let of_all = [401, 403, 404, 408, 429, 502, 503, 504];
+    error.code().is_none_or(|code| of_all.contains(&code))
+}
+
 /// The failure, and its remedy.
 pub(super) fn explain(error: &RequestError) -> String {
     let remedy = match error.code() {
@@ -278,3 +297,6 @@ pub(super) fn explain(error: &RequestError) -> String {
     };
     format!("{error}{remedy}")
 }
+
+#[cfg(test)]
+mod tests;

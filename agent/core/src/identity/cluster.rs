@@ -17,7 +17,7 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::IdentityId;
 
 use self::candidates::NODE_FIRST;
-pub use self::candidates::{IdentityRange, RangeError, candidates};
+pub use self::candidates::{IdentityRange, RangeError, candidates, further_candidates};
 pub use super::cluster_counts::ClusterCounts;
 use super::{
     allocator::NodeLocal,
@@ -32,6 +32,9 @@ pub const WAIT: Duration = Duration::from_secs(2);
 const CONFIRM: Duration = Duration::from_mins(1);
 /// How long a number of which the object is gone is given to no other labels.
 pub const REST: Duration = Duration::from_hours(1);
+
+/// Numbers that a label set may have if other labels have all of its first ones.
+const FURTHER_CHOICES: usize = 64;
 
 /// Label sets of this node that lack an object, each with how to make it.
 pub type WantedIdentities = BTreeMap<LabelSet, WantedIdentity>;
@@ -220,6 +223,11 @@ impl PodIdentities for ClusterWide {
         let mut seen = BTreeSet::new();
         all.splice(0..0, here);
         all.retain(|id| seen.insert(*id) && !self.is_of_others(*id, labels, now));
+        if all.is_empty() {
+            let further = further_candidates(labels, self.range);
+            let free = further.filter(|id| !self.is_of_others(*id, labels, now));
+            all.extend(free.take(FURTHER_CHOICES));
+        }
         Some(all)
     }
 

@@ -6,7 +6,7 @@ use agent_core::{
     core::snapshot::IdentityView,
     identity::{
         assign::assign,
-        cluster::candidates,
+        cluster::{candidates, further_candidates},
         cluster_object::{CiliumIdentity, HOLDFAST, MADE_BY, MANAGED_BY},
     },
     kubernetes::{book::Book, labels::LabelFilter},
@@ -77,7 +77,9 @@ fn print_objects(args: &AssignArgs) -> Result<()> {
     }
     let known = known(&documents);
     let range = args.identity_range;
-    let assigned = assign(&sets, &known, |labels| candidates(labels, range))?;
+    let assigned = assign(&sets, &known, |labels| {
+        candidates(labels, range).chain(further_candidates(labels, range))
+    })?;
     print(Output::Yaml, &list(&assigned), Value::to_string)
 }
 

@@ -75,6 +75,75 @@ fn the_candidates_of_a_label_set_are_the_same_in_every_version() {
     );
 }
 
+#[test]
+fn further_candidates_are_those_behind_the_first_one_each_once() {
+    let range: IdentityRange = "1000-1009".parse().unwrap();
+    let first = candidates(&set("web"), range).next().unwrap();
+    assert_eq!(first, IdentityId(1000));
+    let all: Vec<u32> = further_candidates(&set("web"), range).map(|id| id.0).collect();
+    assert_eq!(all, (1001..1010).collect::<Vec<_>>());
+    assert_eq!(further_candidates(&set("web"), "300-300".parse().unwrap()).count(), 0);
+    let range = IdentityRange::default();
+    for app in 0..1000 {
+        let labels = set(&app.to_string());
+        let all: BTreeSet<_> = further_candidates(&labels, range).collect();
+        assert_eq!(all.len(), 1024);
+        assert!(all.iter().all(|id| range.contains(*id)));
+        assert!(!all.contains(&candidates(&labels, range).next().unwrap()));
+    }
+}
+
+#[test]
+fn labels_whose_candidates_others_took_get_one_of_the_further_ones_and_a_full_range_has_none() {
+    let mut numbers = giver(Vec::new());
+    let victim = set("victim");
+    // A tenant chose labels that have these numbers.
+    for (n, id) in candidates(&victim, IdentityRange::default()).enumerate() {
+        learn(&mut numbers, id.0, Some(&set(&format!("x{n}"))), at(0));
+    }
+    let choices = numbers.choices(&victim, at(0)).unwrap();
+    assert_eq!(choices.len(), 64);
+    assert!(choices.iter().all(|id| numbers.numbers.owner(*id).is_none()));
+    let mut small = ClusterWide::new("300-302".parse().unwrap(), Vec::new());
+    small.begin();
+    for (number, app) in [(300, "a"), (301, "b")] {
+        learn(&mut small, number, Some(&set(app)), at(0));
+    }
+    assert_eq!(small.choices(&victim, at(0)), Some(vec![IdentityId(302)]));
+    learn(&mut small, 302, Some(&set("c")), at(0));
+    assert_eq!(small.choices(&victim, at(0)), Some(Vec::new()));
+    // It has a number of the node after two seconds, and one of the cluster once there is one.
+    assert_eq!(small.ask(&victim, at(0)), Asked::Awaited);
+    small.waited_too_long(at(2000));
+    assert_eq!(have(&mut small, &victim, at(2000)), 61_440);
+    learn(&mut small, 301, None, at(3000));
+    assert_eq!(small.choices(&victim, at(3000)), Some(Vec::new()), "it rests");
+    let rested = at(3000 + 3_600_000);
+    assert_eq!(small.choices(&victim, rested), Some(vec![IdentityId(301)]));
+}
+
+#[test]
+fn a_clock_that_goes_back_ends_no_rest_early_and_no_set_waits_for_ever() {
+    let mut numbers = giver(Vec::new());
+    let [web, db] = ["web", "db"].map(set);
+    let first = candidates(&db, IdentityRange::default()).next().unwrap();
+    let later = at(7_200_000);
+    learn(&mut numbers, first.0, Some(&web), later);
+    learn(&mut numbers, first.0, None, later);
+    assert_eq!(numbers.ask(&db, later), Asked::Awaited);
+    // The boot clock does not go back; a caller that passes in an earlier time does no harm.
+    let back = at(1000);
+    assert_ne!(numbers.choices(&db, back).unwrap()[0], first);
+    numbers.waited_too_long(back);
+    assert!(numbers.renumbered().is_empty());
+    assert_eq!(numbers.ask(&db, back), Asked::Awaited);
+    assert_eq!(numbers.next_deadline(), Some(later.plus(WAIT)));
+    numbers.waited_too_long(later.plus(WAIT));
+    assert_eq!(have(&mut numbers, &db, later.plus(WAIT)), 61_440);
+    assert_ne!(numbers.choices(&db, later.plus(REST / 2)).unwrap()[0], first);
+    assert_eq!(numbers.choices(&db, later.plus(REST)).unwrap()[0], first);
+}
+
 /// As another program computed them from the description of [`candidates`].
 const GOLDEN: [[u32; 5]; 5] = [
     [24720, 54528, 15563, 39109, 17354],

@@ -1,0 +1,317 @@
+//! The task with an API server in memory, in the time of the runtime: many agents at once, and refusals.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use agent_core::identity::cluster::{IdentityRange, WantedIdentity, candidates};
+use parking_lot::Mutex;
+use serde_json::Value;
+use shared_maps::IdentityId;
+
+use super::*;
+use crate::runner;
+
+/// Gives the answer to one attempt, by the agent's number and the labels; none = the server works.
+type Fault = Box<dyn Fn(usize, &LabelSet, Duration) -> Option<u16> + Send + Sync>;
+
+struct Server {
+    begin: Instant,
+    fault: Fault,
+    objects: Mutex<BTreeMap<IdentityId, LabelSet>>,
+    /// How many objects were made.
+    made: AtomicU64,
+    /// Each attempt: when, and of which agent.
+    attempts: Mutex<Vec<(Duration, usize)>>,
+    /// The number that an agent was told for a label set.
+    told: Mutex<BTreeMap<(usize, LabelSet), IdentityId>>,
+}
+
+/// The server, as one agent sees it.
+struct Client {
+    agent: usize,
+    server: Arc<Server>,
+}
+
+impl Server {
+    fn new(fault: Fault) -> Arc<Self> {
+        Arc::new(Self {
+            begin: now(),
+            fault,
+            objects: Mutex::default(),
+            made: AtomicU64::default(),
+            attempts: Mutex::default(),
+            told: Mutex::default(),
+        })
+    }
+
+    /// Puts an object that another writer made.
+    fn put(&self, id: IdentityId, labels: &LabelSet) {
+        self.objects.lock().insert(id, labels.clone());
+    }
+
+    fn of_agent(&self, agent: usize) -> Vec<Duration> {
+        let attempts = self.attempts.lock();
+        let of_agent = attempts.iter().filter(|(_, of)| *of == agent);
+        of_agent.map(|(at, _)| *at).collect()
+    }
+}
+
+impl Store for Client {
+    fn namespace(&self) -> &str {
+        "kube-system"
+    }
+
+    async fn make(
+        &self,
+        id: IdentityId,
+        labels: &LabelSet,
+        _is_of_pod: bool,
+    ) -> Result<Made, RequestError> {
+        let server = &self.server;
+        let at = now() - server.begin;
+        server.attempts.lock().push((at, self.agent));
+        time::sleep(Duration::from_millis(1) + random(Duration::from_millis(20))).await;
+        let fault = (server.fault)(self.agent, labels, at);
+        if let Some(code) = fault.filter(|code| *code != LOST) {
+            let message = "as the test says".to_owned();
+            return Err(RequestError::Refused { code, message });
+        }
+        let made = match server.objects.lock().entry(id) {
+            std::collections::btree_map::Entry::Vacant(free) => {
+                free.insert(labels.clone());
+                server.made.fetch_add(1, Ordering::Relaxed);
+                Made::Created
+            }
+            std::collections::btree_map::Entry::Occupied(known) if known.get() == labels => Made::Found,
+            std::collections::btree_map::Entry::Occupied(_) => Made::Others,
+        };
+        if fault.is_some() {
+            return Err(RequestError::Unreachable("the answer is lost".to_owned()));
+        }
+        if made != Made::Others {
+            server.told.lock().insert((self.agent, labels.clone()), id);
+        }
+        Ok(made)
+    }
+
+    async fn lease(&self, _: &str, _: &str) -> Result<Option<Value>, RequestError> {
+        Ok(None)
+    }
+}
+
+/// In place of a status: the server did it, and the answer is lost.
+const LOST: u16 = 0;
+
+fn set(namespace: &str, app: &str) -> LabelSet {
+    LabelSet::parse(&[
+        &format!("k8s:app={app}"),
+        &format!("k8s:io.kubernetes.pod.namespace={namespace}"),
+    ])
+    .unwrap()
+}
+
+fn wanted(sets: &[LabelSet], range: IdentityRange) -> WantedIdentities {
+    let identity = |labels: &LabelSet| {
+        let mut seen = BTreeSet::new();
+        let choices = candidates(labels, range).filter(|id| seen.insert(*id));
+        WantedIdentity {
+            choices: choices.collect(),
+            is_of_pod: true,
+            vanished: false,
+        }
+    };
+    let sets = sets.iter();
+    sets.map(|labels| (labels.clone(), identity(labels)))
+        .collect()
+}
+
+/// An agent whose pods have these label sets.
+fn start(
+    server: &Arc<Server>,
+    agent: usize,
+    list: &watch::Sender<Arc<WantedIdentities>>,
+    tasks: &TaskTracker,
+) -> Identities {
+    let shared = Identities::default();
+    // No core takes the numbers: the server notes what it told.
+    let (core, inbox) = runner::channel();
+    let maker = Maker {
+        objects: Client {
+            agent,
+            server: Arc::clone(server),
+        },
+        core,
+        shared: shared.clone(),
+        own: list.subscribe(),
+        others: watch::Sender::default().subscribe(),
+        queue: Queue::default(),
+        backoff: Backoff::between(PAUSES),
+        operator: OperatorSight::new(),
+        is_beside_operator: false,
+    };
+    tasks.spawn(async move {
+        let _inbox = inbox;
+        time::timeout(Duration::from_secs(50), maker.run()).await
+    });
+    shared
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_agents_at_once_make_one_object_for_each_label_set() {
+    const AGENTS: usize = 1000;
+    const OUTAGE: Duration = Duration::from_secs(10);
+    // The first answers are lost, then the server is overloaded, and then it works.
+    let fault: Fault = Box::new(|agent, _, at| match at {
+        _ if at < Duration::from_millis(10) && agent % 3 == 0 => Some(LOST),
+        _ if at < OUTAGE => Some(503),
+        _ => None,
+    });
+    let server = Server::new(fault);
+    // Several label sets have the same first candidates.
+    let range: IdentityRange = "300-340".parse().unwrap();
+    let sets: Vec<LabelSet> = (0..20)
+        .map(|n| set(&format!("ns-{}", n % 4), &n.to_string()))
+        .collect();
+    let list = watch::Sender::new(Arc::new(wanted(&sets, range)));
+    let tasks = TaskTracker::new();
+    let agents: Vec<Identities> = (0..AGENTS)
+        .map(|agent| start(&server, agent, &list, &tasks))
+        .collect();
+    tasks.close();
+    tasks.wait().await;
+
+    // One number for each label set, at every agent, and no number with two meanings.
+    let made = server.made.load(Ordering::Relaxed);
+    let objects = server.objects.lock().clone();
+    assert_eq!((made, objects.len()), (20, 20));
+    let labels: BTreeSet<&LabelSet> = objects.values().collect();
+    assert_eq!(labels.len(), 20);
+    let told = server.told.lock().clone();
+    assert_eq!(told.len(), AGENTS * 20);
+    for ((agent, labels), id) in &told {
+        assert_eq!(objects.get(id), Some(labels), "agent {agent}");
+    }
+    assert!(agents.iter().all(|agent| agent.view().problem.is_none()));
+
+    // While the server was away, each agent tried less and less often.
+    let most = (0..AGENTS).map(|agent| {
+        let attempts = server.of_agent(agent);
+        attempts.iter().filter(|at| **at < OUTAGE).count()
+    });
+    let most = most.max().unwrap();
+    assert!((3..=8).contains(&most), "{most} attempts in the outage");
+    // At no time do all come together, neither at first nor when the server is back.
+    let attempts = server.attempts.lock();
+    let within = |from: Duration, long: Duration| {
+        let within = attempts.iter().filter(|(at, _)| *at >= from && *at < from + long);
+        within.map(|(_, agent)| agent).collect::<BTreeSet<_>>().len()
+    };
+    for ms in 0..100 {
+        let at_once = within(Duration::from_millis(ms), Duration::from_millis(2));
+        assert!(at_once < AGENTS / 4, "{at_once} agents at {ms} ms");
+    }
+    for step in 0..40 {
+        let from = OUTAGE + Duration::from_millis(100) * step;
+        assert!(within(from, Duration::from_millis(100)) < AGENTS / 2, "{from:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_that_the_api_server_does_not_take_hold_up_no_other_tenant() {
+    // 422: for example a value that its definition does not admit.
+    let fault: Fault = Box::new(|_, labels, _| (labels.namespace() == Some("bad")).then_some(422));
+    let server = Server::new(fault);
+    let bad: Vec<LabelSet> = (0..30).map(|n| set("bad", &n.to_string())).collect();
+    let range = IdentityRange::default();
+    let list = watch::Sender::new(Arc::new(wanted(&bad, range)));
+    let tasks = TaskTracker::new();
+    let agent = start(&server, 0, &list, &tasks);
+    // The pauses of the namespace are long by now.
+    time::sleep(Duration::from_secs(20)).await;
+    let before = server.of_agent(0).len();
+    assert!((3..=10).contains(&before), "{before} attempts");
+    let problem = agent.view().problem.unwrap();
+    assert!(problem.contains("422"), "{problem}");
+    let good = set("good", "web");
+    let mut all = bad.clone();
+    all.push(good.clone());
+    list.send_replace(Arc::new(wanted(&all, range)));
+    time::sleep(Duration::from_millis(200)).await;
+    assert!(server.told.lock().contains_key(&(0, good)));
+    tasks.close();
+    tasks.wait().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_of_every_kind_are_tried_again_and_end() {
+    for code in [401, 403, 404, 429, 500, 503] {
+        let fault: Fault =
+            Box::new(move |_, _, at| (at < Duration::from_secs(5)).then_some(code));
+        let server = Server::new(fault);
+        let web = set("shop", "web");
+        let list = watch::Sender::new(Arc::new(wanted(
+            std::slice::from_ref(&web),
+            IdentityRange::default(),
+        )));
+        let tasks = TaskTracker::new();
+        let agent = start(&server, 0, &list, &tasks);
+        time::sleep(Duration::from_secs(4)).await;
+        let problem = agent.view().problem.unwrap();
+        assert!(problem.contains(&code.to_string()), "{problem}");
+        tasks.close();
+        tasks.wait().await;
+        assert!(server.told.lock().contains_key(&(0, web)), "{code}");
+        assert_eq!(agent.view().problem, None, "{code}");
+        assert_eq!(agent.creates().get(Outcome::Created), 1, "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_labels_under_every_wanted_number_are_named_with_the_remedy() {
+    let server = Server::new(Box::new(|_, _, _| None));
+    let range: IdentityRange = "300-303".parse().unwrap();
+    for number in 300..303 {
+        server.put(IdentityId(number), &set("shop", &number.to_string()));
+    }
+    let [web, db] = ["web", "db"].map(|app| set("shop", app));
+    let list = watch::Sender::new(Arc::new(wanted(std::slice::from_ref(&web), range)));
+    let tasks = TaskTracker::new();
+    let agent = start(&server, 0, &list, &tasks);
+    time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(
+        server.told.lock().get(&(0, web.clone())),
+        Some(&IdentityId(303)),
+        "the candidate that is free"
+    );
+    list.send_replace(Arc::new(wanted(&[web, db.clone()], range)));
+    time::sleep(Duration::from_secs(2)).await;
+    let problem = agent.view().problem.unwrap();
+    for part in ["k8s:app=db", "other labels have every number", "--identity-range"] {
+        assert!(problem.contains(part), "no {part:?} in {problem}");
+    }
+    let before = server.attempts.lock().len();
+    time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(server.attempts.lock().len(), before, "not again within a minute");
+    tasks.close();
+    tasks.wait().await;
+    assert!(!server.told.lock().contains_key(&(0, db)));
+}
+
+#[test]
+fn each_refusal_is_explained_with_its_remedy() {
+    let explained = |code: u16, message: &str| {
+        let message = message.to_owned();
+        explain(&RequestError::Refused { code, message })
+    };
+    for (code, message, remedy) in [
+        (403, "ValidatingAdmissionPolicy 'holdfast-identities'", "identities.range"),
+        (403, "cannot create", "ClusterRole holdfast-identities"),
+        (404, "the server could not find", "install the CRD"),
+        (500, "etcd", "tries again"),
+    ] {
+        let text = explained(code, message);
+        assert!(text.contains(remedy) && text.contains(message), "{text}");
+    }
+}

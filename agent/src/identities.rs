@@ -17,6 +17,8 @@ mod operator;
 #[cfg(feature = "kubernetes")]
 mod queue;
 #[cfg(feature = "kubernetes")]
+mod resting;
+#[cfg(feature = "kubernetes")]
 pub(crate) mod task;
 #[cfg(feature = "kubernetes")]
 mod unused;

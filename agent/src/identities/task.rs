@@ -25,14 +25,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     leader::Leader,
     objects::{Made, Objects, Store},
-    operator::{self, OperatorSight, Verdict},
+    operator::{OperatorSight, Verdict},
     queue::{Queue, Turn},
+    resting,
     view::{Identities, Outcome},
 };
 use crate::runner::{CoreHandle, identity_feed::IdentityFeed};
 
 /// Name of the Lease.
-const LEASE: &str = "holdfast-identities";
+pub(super) const LEASE: &str = "holdfast-identities";
 /// A new label set is tried within this time, so that agents of replicas that start together do not come at once.
 const SPREAD: Duration = Duration::from_millis(50);
 /// A label set whose number is there, but not known to the core yet, or that has no number left, is tried again
@@ -77,6 +78,7 @@ pub(crate) fn start(
         backoff: Backoff::between(PAUSES),
         operator: OperatorSight::new(),
         is_beside_operator: false,
+        resting_at: Some(now()),
     };
     tasks.spawn(stop.clone().run_until_cancelled_owned(maker.run()));
     let leader = Leader {
@@ -115,6 +117,8 @@ struct Maker<S> {
     operator: OperatorSight,
     /// An operator of Cilium runs, or may run.
     is_beside_operator: bool,
+    /// When to read which numbers rest; none = they were read.
+    resting_at: Option<Instant>,
 }
 
 impl<S: Store> Maker<S> {
@@ -159,11 +163,15 @@ impl<S: Store> Maker<S> {
 
     /// Makes one object, if it is the time. Gives when the next step is due.
     async fn step(&mut self, wanted: &WantedIdentities) -> Option<Instant> {
-        if !self.queue.is_empty() && self.operator.is_due(now()) {
+        if !self.queue.is_empty() {
             self.look_for_operator().await;
         }
         if self.is_beside_operator {
             return self.operator.next();
+        }
+        if !self.queue.is_empty() && self.read_resting().await {
+            // The core leaves these numbers out of the choices.
+            return Some(now());
         }
         match self.queue.next(now()) {
             Turn::Rest => None,
@@ -180,6 +188,31 @@ impl<S: Store> Maker<S> {
                 Some(now())
             }
         }
+    }
+
+    /// Once, before the first object: which numbers rest, of those that were deleted before this agent started. Gives
+    /// whether there are any.
+    async fn read_resting(&mut self) -> bool {
+        if self.resting_at.is_none_or(|at| at > now()) {
+            return false;
+        }
+        let namespace = self.objects.namespace().to_owned();
+        let ids = match self.objects.lease(&namespace, LEASE).await {
+            Ok(lease) => resting::numbers(lease.as_ref()),
+            Err(error) => {
+                tracing::debug!(%error, "cannot read which numbers rest");
+                self.resting_at = Some(now() + AGAIN);
+                return false;
+            }
+        };
+        self.resting_at = None;
+        if ids.is_empty() {
+            return false;
+        }
+        // A core that stopped makes no list.
+        let _stopped = self.core.send(Event::NumbersResting(ids)).await;
+        let _stopped = self.core.inspect(|_| ()).await;
+        true
     }
 
     /// Notes why an object was not made, and waits if the next one would fail for the same reason.
@@ -233,21 +266,7 @@ impl<S: Store> Maker<S> {
     }
 
     async fn look_for_operator(&mut self) {
-        let own = self.objects.namespace().to_owned();
-        let own = Some(own).filter(|own| !operator::NAMESPACES.contains(&own.as_str()));
-        let all = operator::NAMESPACES.iter().map(|name| (*name).to_owned());
-        for namespace in all.chain(own) {
-            match self.objects.lease(&namespace, operator::LEASE).await {
-                Ok(lease) => self
-                    .operator
-                    .take(&namespace, lease.as_ref(), now()),
-                Err(error) => {
-                    // What was seen before counts. The next request shows what is wrong.
-                    tracing::debug!(%error, namespace, "cannot look for a Cilium operator");
-                }
-            }
-        }
-        let verdict = self.operator.judge(now());
+        let verdict = self.operator.look(&self.objects, now).await;
         self.is_beside_operator = verdict != Verdict::None;
         if let Verdict::Runs(lease) = verdict {
             let problem = format!(
@@ -276,7 +295,7 @@ fn now() -> Instant {
 
 /// Whether every other object would fail too. Otherwise it may be the labels of a tenant that the API server does not
 /// take, for example because they are too long: objects of other tenants do not wait for those.
-fn concerns_all(error: &RequestError) -> bool {
+pub(super) fn concerns_all(error: &RequestError) -> bool {
     let of_all = [401, 403, 404, 408, 429, 502, 503, 504];
     error.code().is_none_or(|code| of_all.contains(&code))
 }

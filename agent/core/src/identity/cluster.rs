@@ -78,7 +78,8 @@ pub(crate) struct ClusterWide {
 /// A number of which the object is gone.
 #[derive(Debug)]
 struct Rest {
-    labels: LabelSet,
+    /// None: it was deleted before this agent started.
+    labels: Option<LabelSet>,
     until: BootTime,
 }
 
@@ -101,6 +102,7 @@ impl ClusterWide {
         self.resting.retain(|_, rest| rest.until > now);
         if let Some(labels) = self.numbers.owner(id).cloned() {
             let until = now.plus(REST);
+            let labels = Some(labels);
             self.resting.insert(id, Rest { labels, until });
         }
     }
@@ -110,7 +112,11 @@ impl ClusterWide {
         let owner = self.numbers.owner(id);
         let rest = self.resting.get(&id).filter(|rest| rest.until > now);
         let is_other = |other: &LabelSet| other != labels;
-        owner.is_some_and(is_other) || rest.is_some_and(|rest| is_other(&rest.labels))
+        owner.is_some_and(is_other)
+            || rest.is_some_and(|rest| match &rest.labels {
+                Some(other) => is_other(other),
+                None => self.numbers.number_here(labels) != Some(id),
+            })
     }
 }
 
@@ -189,6 +195,16 @@ impl PodIdentities for ClusterWide {
         self.unconfirmed.insert(id, now.plus(CONFIRM));
     }
 
+    fn rested(&mut self, ids: &[IdentityId], now: BootTime) {
+        let until = now.plus(REST);
+        for id in ids {
+            if self.numbers.owner(*id).is_none() {
+                let labels = None;
+                self.resting.entry(*id).or_insert(Rest { labels, until });
+            }
+        }
+    }
+
     fn waited_too_long(&mut self, now: BootTime) {
         let is_due = |since: &BootTime| since.plus(WAIT) <= now;
         let due = self.awaited.extract_if(.., |_, since| is_due(since));
@@ -217,7 +233,7 @@ impl PodIdentities for ClusterWide {
         // The number of an object that was deleted while it is in use.
         let here = self.numbers.number_here(labels).filter(|id| {
             let rest = self.resting.get(id);
-            let was_theirs = rest.is_some_and(|rest| rest.labels == *labels);
+            let was_theirs = rest.is_some_and(|rest| rest.labels.as_ref() == Some(labels));
             self.range.contains(*id) && (was_theirs || all.contains(id))
         });
         let mut seen = BTreeSet::new();
@@ -234,7 +250,7 @@ impl PodIdentities for ClusterWide {
     fn vanished(&self, labels: &LabelSet) -> bool {
         let here = self.numbers.number_here(labels);
         let rest = here.and_then(|id| self.resting.get(&id));
-        rest.is_some_and(|rest| rest.labels == *labels)
+        rest.is_some_and(|rest| rest.labels.as_ref() == Some(labels))
     }
 
     fn counts(&self) -> Option<ClusterCounts> {

@@ -44,6 +44,8 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn begin(&mut self) {}
     /// The API server answered that these labels have this number. The list of objects has yet to confirm it.
     fn given(&mut self, _labels: &LabelSet, _id: IdentityId, _now: BootTime) {}
+    /// Objects of these numbers were deleted before this agent could see it: no other labels get them for a time.
+    fn rested(&mut self, _ids: &[IdentityId], _now: BootTime) {}
     /// Has label sets that waited too long ask again: they get a number of this node.
     fn waited_too_long(&mut self, _now: BootTime) {}
     /// When [`Self::waited_too_long`] is due.

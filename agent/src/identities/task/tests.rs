@@ -150,6 +150,7 @@ fn start(
         backoff: Backoff::between(PAUSES),
         operator: OperatorSight::new(),
         is_beside_operator: false,
+        resting_at: Some(now()),
     };
     tasks.spawn(async move {
         let _inbox = inbox;

@@ -135,6 +135,12 @@ impl IdentityNumbers {
         self.endpoints.given(&given.labels, given.id, now);
     }
 
+    /// Objects of these numbers were deleted before this agent could see it.
+    pub(crate) fn rest(&mut self, ids: &[IdentityId], now: BootTime) {
+        self.is_changed = true;
+        self.endpoints.rested(ids, now);
+    }
+
     /// Has label sets that waited too long for the cluster ask again.
     pub(crate) fn end_waiting(&mut self, now: BootTime) {
         if self.next_deadline().is_some_and(|due| due <= now) {

@@ -309,6 +309,24 @@ fn a_number_rests_for_an_hour_and_is_no_choice_of_other_labels() {
 }
 
 #[test]
+fn a_number_that_was_deleted_before_the_start_rests_unless_its_labels_have_it_here() {
+    let [web, db] = ["web", "db"].map(set);
+    let first = |labels: &LabelSet| candidates(labels, IdentityRange::default()).next().unwrap();
+    // db is in use here, and its object was deleted.
+    let mut numbers = giver(vec![(first(&db), db.clone())]);
+    numbers.rested(&[first(&web), first(&db)], at(0));
+    assert_ne!(numbers.choices(&web, at(0)).unwrap()[0], first(&web));
+    assert_eq!(numbers.choices(&db, at(0)).unwrap()[0], first(&db));
+    assert_eq!(numbers.choices(&web, at(3_600_000)).unwrap()[0], first(&web));
+    // The list has an object of that number: it does not rest.
+    let mut numbers = giver(Vec::new());
+    learn(&mut numbers, first(&web).0, Some(&web), at(0));
+    numbers.rested(&[first(&web)], at(0));
+    assert_eq!(have(&mut numbers, &web, at(0)), first(&web).0);
+    assert!(!numbers.vanished(&web));
+}
+
+#[test]
 fn an_answer_counts_until_the_list_contradicts_it_or_is_silent_for_a_minute() {
     let mut numbers = giver(Vec::new());
     let [web, db] = ["web", "db"].map(set);

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use agent_core::identity::cluster::REST;

@@ -13,6 +13,8 @@ mod leader;
 #[cfg(feature = "kubernetes")]
 mod objects;
 #[cfg(feature = "kubernetes")]
+mod obstacles;
+#[cfg(feature = "kubernetes")]
 mod operator;
 #[cfg(feature = "kubernetes")]
 mod queue;

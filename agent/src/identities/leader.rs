@@ -24,9 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     objects::{Deleted, Objects, Store as _},
+    obstacles::{concerns_all, explain},
     operator::{OperatorSight, Verdict},
     resting::{RESTING, Resting},
-    task::{LEASE, concerns_all, explain},
+    task::LEASE,
     unused::Unused,
     view::Identities,
 };
@@ -198,8 +199,7 @@ impl Leader {
             Ok(due) => self.delete_all(hold, due, &mut watched.unused).await,
             Err(error) => {
                 let problem = format!("the Lease {LEASE}: {}", explain(&error));
-                self.shared
-                    .change(|view| view.lead_problem = Some(problem));
+                self.shared.change(|view| view.lead_problem = Some(problem));
             }
         }
     }
@@ -211,7 +211,9 @@ impl Leader {
         mut due: Vec<UnusedIdentity>,
         watched: &mut Watched,
     ) -> Result<Vec<UnusedIdentity>, RequestError> {
-        if due.is_empty() || watched.operator.look(&self.objects, Instant::now).await != Verdict::None {
+        if due.is_empty()
+            || watched.operator.look(&self.objects, Instant::now).await != Verdict::None
+        {
             return Ok(Vec::new());
         }
         let mut resting = match watched.resting.take() {
@@ -264,10 +266,7 @@ impl Leader {
     /// Deletes an object, unless a pod came since the look.
     async fn delete(&self, object: &UnusedIdentity) -> Result<Deleted, RequestError> {
         let known = object.clone();
-        let is_unused = self
-            .core
-            .inspect(move |core| core.is_unused(&known))
-            .await;
+        let is_unused = self.core.inspect(move |core| core.is_unused(&known)).await;
         if !is_unused.unwrap_or(false) {
             return Ok(Deleted::Kept);
         }

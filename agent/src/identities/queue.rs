@@ -96,7 +96,8 @@ impl Queue {
             let room = share.and_then(|share| share.full_at.checked_sub(REFILL * (BURST - 1)));
             let refused = self.refused.get(name).map(|refused| refused.until);
             let not_before = room.max(refused);
-            let due = first.map(|(labels, due)| (not_before.map_or(*due, |at| at.max(*due)), labels));
+            let due =
+                first.map(|(labels, due)| (not_before.map_or(*due, |at| at.max(*due)), labels));
             (due, share.map_or(0, |share| share.turn), name)
         });
         let times =
@@ -194,6 +195,7 @@ mod tests {
                 choices: Vec::new(),
                 is_of_pod: true,
                 vanished: false,
+                is_beyond_share: false,
             };
             (LabelSet::parse(&texts).unwrap(), identity)
         };
@@ -282,7 +284,10 @@ mod tests {
         // An object is accepted: the namespace begins anew.
         queue.accept(&first);
         refuse(&mut queue, now + PAUSES.1);
-        assert_eq!(queue.next(now + PAUSES.1), Turn::WaitUntil(now + PAUSES.1 + PAUSES.0));
+        assert_eq!(
+            queue.next(now + PAUSES.1),
+            Turn::WaitUntil(now + PAUSES.1 + PAUSES.0)
+        );
     }
 
     #[test]

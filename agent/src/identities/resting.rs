@@ -1,10 +1,7 @@
 //! Numbers whose objects the agent that leads deleted within the last hour. They are in an annotation of its Lease:
 //! agents that were not there when an object was deleted read them before they make objects. Pure.
 
-use std::{
-    collections::BTreeMap,
-    time::Instant,
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use agent_core::identity::cluster::REST;
 use serde_json::Value;
@@ -77,7 +74,10 @@ mod tests {
         let mut next = Resting::default();
         next.take(Some(&text), start + REST);
         assert_eq!(next.room(start + REST), MOST - 2);
-        assert_eq!(next.room(start + REST * 2 - Duration::from_secs(1)), MOST - 2);
+        assert_eq!(
+            next.room(start + REST * 2 - Duration::from_secs(1)),
+            MOST - 2
+        );
         assert_eq!(next.room(start + REST * 2), MOST);
     }
 
@@ -86,7 +86,10 @@ mod tests {
         let found = numbers(Some(&lease("300,,x,-1,1,255,16777217, 301,302")));
         assert_eq!(found, [IdentityId(300), IdentityId(302)]);
         assert_eq!(numbers(Some(&json!({}))), []);
-        assert_eq!(numbers(Some(&json!({"metadata": {"annotations": {RESTING: 3}}}))), []);
+        assert_eq!(
+            numbers(Some(&json!({"metadata": {"annotations": {RESTING: 3}}}))),
+            []
+        );
         assert_eq!(numbers(None), []);
         let many: Vec<String> = (256..60_000).map(|number| number.to_string()).collect();
         assert_eq!(numbers(Some(&lease(&many.join(",")))).len(), MOST);

@@ -25,6 +25,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     leader::Leader,
     objects::{Made, Objects, Store},
+    obstacles::{LOOKING, Obstacles, beside_operator, concerns_all, explain, full},
     operator::{OperatorSight, Verdict},
     queue::{Queue, Turn},
     resting,
@@ -77,6 +78,7 @@ pub(crate) fn start(
         queue: Queue::default(),
         backoff: Backoff::between(PAUSES),
         operator: OperatorSight::new(),
+        obstacles: Obstacles::default(),
         is_beside_operator: false,
         resting_at: Some(now()),
     };
@@ -115,6 +117,7 @@ struct Maker<S> {
     queue: Queue,
     backoff: Backoff,
     operator: OperatorSight,
+    obstacles: Obstacles,
     /// An operator of Cilium runs, or may run.
     is_beside_operator: bool,
     /// When to read which numbers rest; none = they were read.
@@ -150,15 +153,22 @@ impl<S: Store> Maker<S> {
         self.queue.follow(&wanted, at, || random(SPREAD));
         let limited = self.queue.limited(at).into_iter().collect();
         let lacking = wanted.keys().next().map(|labels| labels.texts().join(","));
-        let is_empty = self.queue.is_empty();
+        self.obstacles.follow(&wanted);
+        if self.queue.is_empty() && !self.is_beside_operator {
+            self.obstacles.let_all();
+        }
         self.shared.change(|view| {
             view.limited = limited;
             view.lacking = lacking;
-            if is_empty && !self.is_beside_operator {
-                view.problem = None;
-            }
         });
+        self.show();
         wanted
+    }
+
+    /// Shows what is in the way.
+    fn show(&self) {
+        let problem = self.obstacles.first();
+        self.shared.change(|view| view.problem = problem);
     }
 
     /// Makes one object, if it is the time. Gives when the next step is due.
@@ -218,17 +228,23 @@ impl<S: Store> Maker<S> {
     /// Notes why an object was not made, and waits if the next one would fail for the same reason.
     async fn take_failure(&mut self, labels: &LabelSet, error: &RequestError) {
         self.shared.creates().inc(Outcome::Failed);
-        let problem = explain(error);
-        self.shared.change(|view| view.problem = Some(problem));
         if concerns_all(error) {
+            self.obstacles.stop_all(explain(error));
+            self.show();
             time::sleep(self.backoff.pause()).await;
         } else {
+            self.obstacles.stop(labels, explain(error));
+            self.show();
             self.queue.refuse(labels, now());
         }
     }
 
     async fn make(&mut self, labels: &LabelSet, one: &WantedIdentity) -> Result<(), RequestError> {
-        for id in one.choices.iter().copied() {
+        let choices = match one.is_beyond_share {
+            true => &[],
+            false => &one.choices[..],
+        };
+        for id in choices.iter().copied() {
             let made = self.objects.make(id, labels, one.is_of_pod).await?;
             let outcome = match made {
                 Made::Others => continue,
@@ -236,7 +252,8 @@ impl<S: Store> Maker<S> {
                 Made::Found => Outcome::Found,
             };
             self.shared.creates().inc(outcome);
-            self.shared.change(|view| view.problem = None);
+            self.obstacles.made(labels);
+            self.show();
             if one.vanished {
                 tracing::warn!(
                     identity = id.0,
@@ -256,65 +273,33 @@ impl<S: Store> Maker<S> {
         }
         self.shared.creates().inc(Outcome::Full);
         self.queue.later(labels, now() + AGAIN);
-        let problem = format!(
-            "other labels have every number that {} may get: use a larger --identity-range, or delete CiliumIdentities \
-             that no pod needs",
-            labels.texts().join(",")
-        );
-        self.shared.change(|view| view.problem = Some(problem));
+        self.obstacles.stop(labels, full(labels, one));
+        self.show();
         Ok(())
     }
 
     async fn look_for_operator(&mut self) {
         let verdict = self.operator.look(&self.objects, now).await;
-        self.is_beside_operator = verdict != Verdict::None;
-        if let Verdict::Runs(lease) = verdict {
-            let problem = format!(
-                "a Cilium operator runs in this cluster ({lease}) and deletes CiliumIdentities that no CiliumEndpoint \
-                 uses, so --identity-allocation=cluster is refused and no object is made: set \
-                 --identity-allocation=node (chart value identities.mode=node), or uninstall Cilium"
-            );
-            self.shared.change(|view| {
-                if view.problem.as_ref() != Some(&problem) {
+        let was_beside = std::mem::replace(&mut self.is_beside_operator, verdict != Verdict::None);
+        match verdict {
+            Verdict::None if was_beside => self.obstacles.let_all(),
+            Verdict::None => {}
+            Verdict::Undecided => self.obstacles.stop_all(LOOKING.to_owned()),
+            Verdict::Runs(lease) => {
+                let problem = beside_operator(&lease);
+                if self.obstacles.first().as_ref() != Some(&problem) {
                     tracing::error!("{problem}");
                 }
-                view.problem = Some(problem);
-            });
-        } else if self.is_beside_operator {
-            let problem = "a Lease of a Cilium operator exists; the agent looks for 30 s whether it is renewed";
-            self.shared
-                .change(|view| view.problem = Some(problem.to_owned()));
+                self.obstacles.stop_all(problem);
+            }
         }
+        self.show();
     }
 }
 
 /// The time of the runtime, which tests may stop.
 fn now() -> Instant {
     time::Instant::now().into_std()
-}
-
-/// Whether every other object would fail too. Otherwise it may be the labels of a tenant that the API server does not
-/// take, for example because they are too long: objects of other tenants do not wait for those.
-pub(super) fn concerns_all(error: &RequestError) -> bool {
-    let of_all = [401, 403, 404, 408, 429, 502, 503, 504];
-    error.code().is_none_or(|code| of_all.contains(&code))
-}
-
-/// The failure, and its remedy.
-pub(super) fn explain(error: &RequestError) -> String {
-    let remedy = match error.code() {
-        Some(403) if error.to_string().contains("ValidatingAdmissionPolicy") => {
-            "; --identity-range has to be the chart's identities.range"
-        }
-        Some(403) => {
-            "; add the ClusterRole holdfast-identities of the chart (identities.mode=cluster)"
-        }
-        Some(404) => {
-            "; install the CRD ciliumidentities.cilium.io (chart values identities.mode=cluster and crds.install)"
-        }
-        _ => "; the agent tries again",
-    };
-    format!("{error}{remedy}")
 }
 
 #[cfg(test)]

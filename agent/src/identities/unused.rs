@@ -138,6 +138,7 @@ mod tests {
             choices: vec![IdentityId(300)],
             is_of_pod: true,
             vanished: false,
+            is_beyond_share: false,
         };
         let list = WantedIdentities::from([(labels, identity)]);
         let mut unused = Unused::default();

@@ -293,7 +293,8 @@ fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed()
                 let mut object = api
                     .get(IDENTITIES, "", &web.to_string())?
                     .context("no object")?;
-                object["metadata"] = json!({"name": number.to_string(), "annotations": annotations});
+                object["metadata"] =
+                    json!({"name": number.to_string(), "annotations": annotations});
                 api.put(object)?;
             }
             eventually("the duplicate of the agents is deleted", SOON, || {

@@ -79,6 +79,7 @@ impl State {
                 choices,
                 is_of_pod: true,
                 vanished: false,
+                is_beyond_share: self.numbers.is_beyond_share(labels),
             };
             Some(((*labels).clone(), wanted))
         });

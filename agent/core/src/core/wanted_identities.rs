@@ -70,6 +70,7 @@ impl State {
                 choices,
                 is_of_pod,
                 vanished,
+                is_beyond_share: self.numbers.is_beyond_share(&labels),
             };
             wanted.insert(labels, identity);
         }

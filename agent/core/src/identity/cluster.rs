@@ -48,6 +48,8 @@ pub struct WantedIdentity {
     pub is_of_pod: bool,
     /// Its object was deleted although this node uses it.
     pub vanished: bool,
+    /// Its namespace has as many numbers as it may have: no object is made for now.
+    pub is_beyond_share: bool,
 }
 
 /// A number that the API server says that a label set has.

@@ -84,7 +84,9 @@ impl Store for Client {
                 server.made.fetch_add(1, Ordering::Relaxed);
                 Made::Created
             }
-            std::collections::btree_map::Entry::Occupied(known) if known.get() == labels => Made::Found,
+            std::collections::btree_map::Entry::Occupied(known) if known.get() == labels => {
+                Made::Found
+            }
             std::collections::btree_map::Entry::Occupied(_) => Made::Others,
         };
         if fault.is_some() {
@@ -120,6 +122,7 @@ fn wanted(sets: &[LabelSet], range: IdentityRange) -> WantedIdentities {
             choices: choices.collect(),
             is_of_pod: true,
             vanished: false,
+            is_beyond_share: false,
         }
     };
     let sets = sets.iter();
@@ -149,6 +152,7 @@ fn start(
         queue: Queue::default(),
         backoff: Backoff::between(PAUSES),
         operator: OperatorSight::new(),
+        obstacles: Obstacles::default(),
         is_beside_operator: false,
         resting_at: Some(now()),
     };
@@ -206,8 +210,13 @@ async fn a_thousand_agents_at_once_make_one_object_for_each_label_set() {
     // At no time do all come together, neither at first nor when the server is back.
     let attempts = server.attempts.lock();
     let within = |from: Duration, long: Duration| {
-        let within = attempts.iter().filter(|(at, _)| *at >= from && *at < from + long);
-        within.map(|(_, agent)| agent).collect::<BTreeSet<_>>().len()
+        let within = attempts
+            .iter()
+            .filter(|(at, _)| *at >= from && *at < from + long);
+        within
+            .map(|(_, agent)| agent)
+            .collect::<BTreeSet<_>>()
+            .len()
     };
     for ms in 0..100 {
         let at_once = within(Duration::from_millis(ms), Duration::from_millis(2));
@@ -215,7 +224,10 @@ async fn a_thousand_agents_at_once_make_one_object_for_each_label_set() {
     }
     for step in 0..40 {
         let from = OUTAGE + Duration::from_millis(100) * step;
-        assert!(within(from, Duration::from_millis(100)) < AGENTS / 2, "{from:?}");
+        assert!(
+            within(from, Duration::from_millis(100)) < AGENTS / 2,
+            "{from:?}"
+        );
     }
 }
 
@@ -248,8 +260,7 @@ async fn labels_that_the_api_server_does_not_take_hold_up_no_other_tenant() {
 #[tokio::test(start_paused = true)]
 async fn refusals_of_every_kind_are_tried_again_and_end() {
     for code in [401, 403, 404, 429, 500, 503] {
-        let fault: Fault =
-            Box::new(move |_, _, at| (at < Duration::from_secs(5)).then_some(code));
+        let fault: Fault = Box::new(move |_, _, at| (at < Duration::from_secs(5)).then_some(code));
         let server = Server::new(fault);
         let web = set("shop", "web");
         let list = watch::Sender::new(Arc::new(wanted(
@@ -289,30 +300,46 @@ async fn other_labels_under_every_wanted_number_are_named_with_the_remedy() {
     list.send_replace(Arc::new(wanted(&[web, db.clone()], range)));
     time::sleep(Duration::from_secs(2)).await;
     let problem = agent.view().problem.unwrap();
-    for part in ["k8s:app=db", "other labels have every number", "--identity-range"] {
+    for part in [
+        "k8s:app=db",
+        "other labels have every number",
+        "--identity-range",
+    ] {
         assert!(problem.contains(part), "no {part:?} in {problem}");
     }
     let before = server.attempts.lock().len();
     time::sleep(Duration::from_secs(20)).await;
-    assert_eq!(server.attempts.lock().len(), before, "not again within a minute");
+    assert_eq!(
+        server.attempts.lock().len(),
+        before,
+        "not again within a minute"
+    );
     tasks.close();
     tasks.wait().await;
     assert!(!server.told.lock().contains_key(&(0, db)));
 }
 
-#[test]
-fn each_refusal_is_explained_with_its_remedy() {
-    let explained = |code: u16, message: &str| {
-        let message = message.to_owned();
-        explain(&RequestError::Refused { code, message })
-    };
-    for (code, message, remedy) in [
-        (403, "ValidatingAdmissionPolicy 'holdfast-identities'", "identities.range"),
-        (403, "cannot create", "ClusterRole holdfast-identities"),
-        (404, "the server could not find", "install the CRD"),
-        (500, "etcd", "tries again"),
-    ] {
-        let text = explained(code, message);
-        assert!(text.contains(remedy) && text.contains(message), "{text}");
-    }
+#[tokio::test(start_paused = true)]
+async fn a_namespace_beyond_its_share_gets_no_object_and_is_named() {
+    let server = Server::new(Box::new(|_, _, _| None));
+    let [web, db] = [set("greedy", "web"), set("shop", "db")];
+    let mut both = wanted(&[web.clone(), db.clone()], IdentityRange::default());
+    both.get_mut(&web).unwrap().is_beyond_share = true;
+    let list = watch::Sender::new(Arc::new(both));
+    let tasks = TaskTracker::new();
+    let agent = start(&server, 0, &list, &tasks);
+    time::sleep(Duration::from_secs(2)).await;
+    let told: Vec<LabelSet> = server
+        .told
+        .lock()
+        .keys()
+        .map(|(_, set)| set.clone())
+        .collect();
+    assert_eq!(told, [db]);
+    assert_eq!(agent.creates().get(Outcome::Full), 1);
+    // The success of another label set does not hide it.
+    let problem = agent.view().problem.unwrap();
+    assert!(problem.contains("namespace greedy"), "{problem}");
+    tasks.close();
+    tasks.wait().await;
 }

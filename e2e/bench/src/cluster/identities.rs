@@ -60,7 +60,13 @@ pub(super) fn measure(report: &mut Report, pods: usize) -> Result<()> {
         .filter(|one| one.resource == IDENTITIES || one.object.1.as_deref() == Some(LEASE));
     let asked = asked.count();
     let promise = "nothing is asked for: 0";
-    report.promise("numbers-node-requests", "requests", count(asked), promise, asked == 0);
+    report.promise(
+        "numbers-node-requests",
+        "requests",
+        count(asked),
+        promise,
+        asked == 0,
+    );
 
     let begin = Instant::now();
     let with_cluster = start(&api, two, "n2", "cluster", FIRST[1])?;
@@ -81,7 +87,13 @@ pub(super) fn measure(report: &mut Report, pods: usize) -> Result<()> {
     let tried = creates.clone().count();
     let made = creates.filter(|one| one.code == 201).count();
     let promise = format!("one for each label set: {sets}");
-    report.promise("numbers-made", "creates", count(made), &promise, made == sets);
+    report.promise(
+        "numbers-made",
+        "creates",
+        count(made),
+        &promise,
+        made == sets,
+    );
     report.add("numbers-tried", "creates", count(tried));
     Ok(())
 }
@@ -174,7 +186,13 @@ fn memory(report: &mut Report, nodes: &[Node<'_>; 2]) -> Result<()> {
     };
     let more = of_cluster - of_node;
     let promise = format!("<= {MEMORY_MIB} MiB");
-    report.promise("numbers-memory", "MiB more", more, &promise, more <= MEMORY_MIB);
+    report.promise(
+        "numbers-memory",
+        "MiB more",
+        more,
+        &promise,
+        more <= MEMORY_MIB,
+    );
     Ok(())
 }
 
@@ -195,7 +213,10 @@ fn adds(report: &mut Report, api: &ApiServer, nodes: &[Node<'_>; 2]) -> Result<(
             let begin = Instant::now();
             node.runtime.start(&sandbox)?;
             taken.push(begin.elapsed());
-            let number = node.agent.identity(pod.v4)?.context("a pod without a number")?;
+            let number = node
+                .agent
+                .identity(pod.v4)?
+                .context("a pod without a number")?;
             local += usize::from(node.mode == "cluster" && number >= NODE_FIRST);
             pods.push(pod);
         }
@@ -218,7 +239,13 @@ fn adds(report: &mut Report, api: &ApiServer, nodes: &[Node<'_>; 2]) -> Result<(
     let holds = more <= ADD_MORE.as_secs_f64();
     report.promise("numbers-add-p99", "ms more", more * 1e3, &promise, holds);
     let promise = "ADD waited for the number of the cluster: 0";
-    report.promise("numbers-add-local", "pods", count(local), promise, local == 0);
+    report.promise(
+        "numbers-add-local",
+        "pods",
+        count(local),
+        promise,
+        local == 0,
+    );
     Ok(())
 }
 
@@ -265,7 +292,11 @@ fn changes(
         let due = start + Duration::from_secs(1) / RATE * u32::try_from(n)?;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         // Each pod changes with each round, and no label set loses its last pod for long.
-        let track = if n / changed % 2 == 0 { "canary" } else { "stable" };
+        let track = if n / changed % 2 == 0 {
+            "canary"
+        } else {
+            "stable"
+        };
         api.put(objects::pod(n % changed, track))?;
     }
     let mut costs = Vec::new();

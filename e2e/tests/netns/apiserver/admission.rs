@@ -357,10 +357,7 @@ fn the_token_of_an_agent_creates_numbers_of_the_range_and_deletes_those_of_agent
             ("no annotation", labelled("256", json!({"labels": labels}))),
             (
                 "another annotation",
-                labelled(
-                    "256",
-                    json!({"annotations": {"holdfast.io/made-by": "x"}}),
-                ),
+                labelled("256", json!({"annotations": {"holdfast.io/made-by": "x"}})),
             ),
             ("a finalizer", labelled("256", finalizer)),
             ("an owner", labelled("256", owned)),

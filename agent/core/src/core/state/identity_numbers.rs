@@ -19,6 +19,7 @@ use crate::{
         cluster::{ClusterCounts, ClusterWide, GivenNumber, IdentityRange},
         cluster_object::{CiliumIdentity, NumberSource},
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
+        namespace_shares::NamespaceShares,
         pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
     },
@@ -41,6 +42,9 @@ pub(crate) struct IdentityNumbers {
     endpoints: Box<dyn PodIdentities>,
     /// Objects that give numbers, and duplicates of them.
     objects: BTreeMap<IdentityId, CiliumIdentity>,
+    shares: NamespaceShares,
+    /// Numbers of objects that are to be made, if any are.
+    range: Option<IdentityRange>,
     local_is_due: bool,
     endpoint_checkpoint: EndpointCheckpoint,
     fresh: BTreeSet<IdentityId>,
@@ -68,6 +72,8 @@ impl IdentityNumbers {
             local_file: IdentityFile::default(),
             endpoints,
             objects: BTreeMap::new(),
+            shares: NamespaceShares::default(),
+            range: cluster,
             local_is_due: false,
             endpoint_checkpoint: EndpointCheckpoint::default(),
             fresh: BTreeSet::new(),
@@ -116,9 +122,15 @@ impl IdentityNumbers {
     /// The cluster has this object for the number, or none any more.
     pub(crate) fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, now: BootTime) {
         self.is_changed = true;
-        match object {
-            Some(object) => drop(self.objects.insert(id, object.clone())),
-            None => drop(self.objects.remove(&id)),
+        let before = match object {
+            Some(object) => self.objects.insert(id, object.clone()),
+            None => self.objects.remove(&id),
+        };
+        if let Some(before) = before {
+            self.shares.remove(&before.labels);
+        }
+        if let Some(object) = object {
+            self.shares.add(&object.labels);
         }
         let object = object.filter(|object| !object.is_duplicate);
         self.endpoints.learn(id, object, now);
@@ -162,6 +174,12 @@ impl IdentityNumbers {
     /// The numbers that an object of these labels may have; none if they need no object.
     pub(crate) fn choices(&self, labels: &LabelSet, now: BootTime) -> Option<Vec<IdentityId>> {
         self.endpoints.choices(labels, now)
+    }
+
+    /// Whether the namespace of these labels has as many numbers as it may have.
+    pub(crate) fn is_beyond_share(&self, labels: &LabelSet) -> bool {
+        let range = self.range;
+        range.is_some_and(|range| !self.shares.has_room(labels, range.size()))
     }
 
     /// Whether the object of these labels is gone although they have its number here.

@@ -335,3 +335,23 @@ fn a_younger_duplicate_of_an_agent_is_unused_and_those_of_other_writers_and_docu
     assert_eq!(number(&member), Some(IdentityId(6000)));
     assert_eq!(unused(&member), []);
 }
+
+#[test]
+fn a_namespace_that_has_as_many_numbers_as_are_free_gets_no_more() {
+    let config = CoreConfig {
+        cluster_identities: Some("1000-1199".parse().unwrap()),
+        ..CoreConfig::default()
+    };
+    let mut member = Member::with(config, WEB_TO_DB);
+    let objects = (1000..1100).map(|number| of_server(number, &format!("x{number}"), 1, true));
+    member.change(objects.collect());
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    member.put(&pod("db-1", "db", "10.0.0.8"));
+    member.node.endpoint(of_pod("db", 8, "default/db-1"));
+    let lacking = member.node.core.identities_in_use().lacking;
+    assert!(lacking[&labels("db")].is_beyond_share, "100 of 200");
+    assert!(wanted(&member.node).unwrap()[&labels("db")].is_beyond_share);
+    // One object goes: it may have one more.
+    member.delete("CiliumIdentity/1000");
+    assert!(!wanted(&member.node).unwrap()[&labels("db")].is_beyond_share);
+}

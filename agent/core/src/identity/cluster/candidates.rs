@@ -35,7 +35,7 @@ pub struct RangeError;
 
 impl IdentityRange {
     /// How many numbers there are.
-    fn size(self) -> u64 {
+    pub(crate) fn size(self) -> u64 {
         u64::from(self.last - self.first) + 1
     }
 
@@ -96,9 +96,8 @@ pub fn candidates(
         }
     }
     let hash = sum.number();
-    (0..CANDIDATES).map(move |k| {
-        range.at(mixed(hash.wrapping_add(k.wrapping_mul(INCREMENT))) % range.size())
-    })
+    (0..CANDIDATES)
+        .map(move |k| range.at(mixed(hash.wrapping_add(k.wrapping_mul(INCREMENT))) % range.size()))
 }
 
 /// Numbers that a label set may have if other labels have all of [`candidates`]: those after its first candidate. A

@@ -64,7 +64,11 @@ impl Identities {
             };
             match now {
                 Some(object) if before.as_ref() != Some(&object) => {
-                    let list = if object.is_duplicate { &mut gone } else { &mut put };
+                    let list = if object.is_duplicate {
+                        &mut gone
+                    } else {
+                        &mut put
+                    };
                     list.push(SourceEvent::Apply(object));
                 }
                 None if before.is_some() => gone.push(SourceEvent::Delete(id.0.to_string())),

@@ -80,9 +80,14 @@ fn further_candidates_are_those_behind_the_first_one_each_once() {
     let range: IdentityRange = "1000-1009".parse().unwrap();
     let first = candidates(&set("web"), range).next().unwrap();
     assert_eq!(first, IdentityId(1000));
-    let all: Vec<u32> = further_candidates(&set("web"), range).map(|id| id.0).collect();
+    let all: Vec<u32> = further_candidates(&set("web"), range)
+        .map(|id| id.0)
+        .collect();
     assert_eq!(all, (1001..1010).collect::<Vec<_>>());
-    assert_eq!(further_candidates(&set("web"), "300-300".parse().unwrap()).count(), 0);
+    assert_eq!(
+        further_candidates(&set("web"), "300-300".parse().unwrap()).count(),
+        0
+    );
     let range = IdentityRange::default();
     for app in 0..1000 {
         let labels = set(&app.to_string());
@@ -103,7 +108,11 @@ fn labels_whose_candidates_others_took_get_one_of_the_further_ones_and_a_full_ra
     }
     let choices = numbers.choices(&victim, at(0)).unwrap();
     assert_eq!(choices.len(), 64);
-    assert!(choices.iter().all(|id| numbers.numbers.owner(*id).is_none()));
+    assert!(
+        choices
+            .iter()
+            .all(|id| numbers.numbers.owner(*id).is_none())
+    );
     let mut small = ClusterWide::new("300-302".parse().unwrap(), Vec::new());
     small.begin();
     for (number, app) in [(300, "a"), (301, "b")] {
@@ -117,7 +126,11 @@ fn labels_whose_candidates_others_took_get_one_of_the_further_ones_and_a_full_ra
     small.waited_too_long(at(2000));
     assert_eq!(have(&mut small, &victim, at(2000)), 61_440);
     learn(&mut small, 301, None, at(3000));
-    assert_eq!(small.choices(&victim, at(3000)), Some(Vec::new()), "it rests");
+    assert_eq!(
+        small.choices(&victim, at(3000)),
+        Some(Vec::new()),
+        "it rests"
+    );
     let rested = at(3000 + 3_600_000);
     assert_eq!(small.choices(&victim, rested), Some(vec![IdentityId(301)]));
 }
@@ -140,7 +153,10 @@ fn a_clock_that_goes_back_ends_no_rest_early_and_no_set_waits_for_ever() {
     assert_eq!(numbers.next_deadline(), Some(later.plus(WAIT)));
     numbers.waited_too_long(later.plus(WAIT));
     assert_eq!(have(&mut numbers, &db, later.plus(WAIT)), 61_440);
-    assert_ne!(numbers.choices(&db, later.plus(REST / 2)).unwrap()[0], first);
+    assert_ne!(
+        numbers.choices(&db, later.plus(REST / 2)).unwrap()[0],
+        first
+    );
     assert_eq!(numbers.choices(&db, later.plus(REST)).unwrap()[0], first);
 }
 
@@ -317,7 +333,10 @@ fn a_number_that_was_deleted_before_the_start_rests_unless_its_labels_have_it_he
     numbers.rested(&[first(&web), first(&db)], at(0));
     assert_ne!(numbers.choices(&web, at(0)).unwrap()[0], first(&web));
     assert_eq!(numbers.choices(&db, at(0)).unwrap()[0], first(&db));
-    assert_eq!(numbers.choices(&web, at(3_600_000)).unwrap()[0], first(&web));
+    assert_eq!(
+        numbers.choices(&web, at(3_600_000)).unwrap()[0],
+        first(&web)
+    );
     // The list has an object of that number: it does not rest.
     let mut numbers = giver(Vec::new());
     learn(&mut numbers, first(&web).0, Some(&web), at(0));

@@ -54,8 +54,9 @@ impl State {
         let what = match named {
             Some(name) => name.to_string(),
             None => match listing.unread.bridge_of(pid) {
-                Some(bridge) => format!("the bridge {bridge} of the container"),
-                None => return Ok(()),
+                Ok(Some(bridge)) => format!("the bridge {bridge} of the container"),
+                Ok(None) => return Ok(()),
+                Err(error) => format!("a bridge that the container may be on ({error})"),
             },
         };
         let files: Vec<&str> = listing

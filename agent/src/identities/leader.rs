@@ -230,6 +230,9 @@ impl Leader {
         due.iter().for_each(|object| resting.add(object.id, now));
         let text = resting.text();
         watched.resting = Some(resting);
+        if due.is_empty() {
+            return Ok(due);
+        }
         let is_written = self.lease.annotate(RESTING, &text).await?;
         Ok(if is_written { due } else { Vec::new() })
     }

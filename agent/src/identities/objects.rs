@@ -91,7 +91,12 @@ impl Store for Objects {
         }
         for _ in 0..ATTEMPTS {
             match self.send(Method::POST, ALL, Some(&object)).await {
-                Ok(_) => return Ok(Made::Created),
+                Ok(stored) => {
+                    return match labels_of(&stored) {
+                        Some(stored) if stored != *labels => Err(changed(id)),
+                        _ => Ok(Made::Created),
+                    };
+                }
                 Err(error) if error.code() == Some(409) => {}
                 Err(error) => return Err(error),
             }
@@ -180,6 +185,17 @@ impl Objects {
             "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity", "metadata": metadata,
             "security-labels": texts.collect::<BTreeMap<_, _>>(),
         })
+    }
+}
+
+/// The object has a number that no pod has the labels of.
+fn changed(id: IdentityId) -> RequestError {
+    RequestError::Refused {
+        code: 422,
+        message: format!(
+            "the API server stored CiliumIdentity {id} with other labels than the agent sent: find the \
+             MutatingWebhookConfiguration or MutatingAdmissionPolicy that changes them"
+        ),
     }
 }
 

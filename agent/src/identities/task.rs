@@ -240,11 +240,7 @@ impl<S: Store> Maker<S> {
     }
 
     async fn make(&mut self, labels: &LabelSet, one: &WantedIdentity) -> Result<(), RequestError> {
-        let choices = match one.is_beyond_share {
-            true => &[],
-            false => &one.choices[..],
-        };
-        for id in choices.iter().copied() {
+        for id in one.choices.iter().copied() {
             let made = self.objects.make(id, labels, one.is_of_pod).await?;
             let outcome = match made {
                 Made::Others => continue,

@@ -9,10 +9,7 @@ use shared_maps::IdentityId;
 
 use super::{Core, state::State};
 use crate::{
-    identity::{
-        cluster::{WantedIdentities, WantedIdentity},
-        cluster_object::NumberSource,
-    },
+    identity::{cluster::WantedIdentities, cluster_object::NumberSource},
     labels::{Label, LabelSet},
 };
 
@@ -74,13 +71,7 @@ impl State {
         let sets = self.label_sets();
         let lacking = sets.iter().filter(|(_, has_address)| **has_address);
         let lacking = lacking.filter_map(|(labels, _)| {
-            let choices = self.numbers.choices(labels, self.now)?;
-            let wanted = WantedIdentity {
-                choices,
-                is_of_pod: true,
-                vanished: false,
-                is_beyond_share: self.numbers.is_beyond_share(labels),
-            };
+            let wanted = self.numbers.wanted(labels, true, self.now)?;
             Some(((*labels).clone(), wanted))
         });
         IdentitiesInUse {

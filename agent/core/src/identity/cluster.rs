@@ -227,10 +227,11 @@ impl PodIdentities for ClusterWide {
         waits.chain(self.unconfirmed.values().copied()).min()
     }
 
-    fn choices(&self, labels: &LabelSet, now: BootTime) -> Option<Vec<IdentityId>> {
-        if self.numbers.assigned(labels).is_some() {
-            return None;
-        }
+    fn lacks(&self, labels: &LabelSet) -> bool {
+        self.numbers.assigned(labels).is_none()
+    }
+
+    fn choices(&self, labels: &LabelSet, now: BootTime) -> Vec<IdentityId> {
         let mut all: Vec<IdentityId> = candidates(labels, self.range).collect();
         // The number of an object that was deleted while it is in use.
         let here = self.numbers.number_here(labels).filter(|id| {
@@ -241,12 +242,14 @@ impl PodIdentities for ClusterWide {
         let mut seen = BTreeSet::new();
         all.splice(0..0, here);
         all.retain(|id| seen.insert(*id) && !self.is_of_others(*id, labels, now));
-        if all.is_empty() {
+        // A full range is not searched for each label set.
+        let may_have_room = (self.numbers.assigned_len() as u64) < self.range.size();
+        if all.is_empty() && may_have_room {
             let further = further_candidates(labels, self.range);
             let free = further.filter(|id| !self.is_of_others(*id, labels, now));
             all.extend(free.take(FURTHER_CHOICES));
         }
-        Some(all)
+        all
     }
 
     fn vanished(&self, labels: &LabelSet) -> bool {

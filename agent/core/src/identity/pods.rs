@@ -52,10 +52,13 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn next_deadline(&self) -> Option<BootTime> {
         None
     }
-    /// The numbers that an object of these labels may have, the first choice first; none if they have one, or
-    /// if no objects are to be made.
-    fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Option<Vec<IdentityId>> {
-        None
+    /// Whether an object of these labels is to be made: they have none.
+    fn lacks(&self, _labels: &LabelSet) -> bool {
+        false
+    }
+    /// The numbers that an object of these labels may have, the first choice first.
+    fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Vec<IdentityId> {
+        Vec::new()
     }
     /// Whether the object of these labels is gone although they have its number here.
     fn vanished(&self, _labels: &LabelSet) -> bool {

@@ -50,6 +50,9 @@ async fn cluster_identities_are_made_or_read_and_never_changed() {
         (result, requests),
         (Ok(Made::Created), vec![create.clone()])
     );
+    // A webhook changes the labels.
+    let (result, requests) = made(vec![(201, object("db").to_string())]).await;
+    assert_eq!((result, requests.len()), (Err(Some(422)), 1));
     for (theirs, wanted) in [("web", Made::Found), ("db", Made::Others)] {
         let (result, requests) = made(vec![refusal(409, TAKEN), found(&object(theirs))]).await;
         assert_eq!(result, Ok(wanted), "{theirs}");

@@ -324,7 +324,8 @@ async fn a_namespace_beyond_its_share_gets_no_object_and_is_named() {
     let server = Server::new(Box::new(|_, _, _| None));
     let [web, db] = [set("greedy", "web"), set("shop", "db")];
     let mut both = wanted(&[web.clone(), db.clone()], IdentityRange::default());
-    both.get_mut(&web).unwrap().is_beyond_share = true;
+    let greedy = both.get_mut(&web).unwrap();
+    (greedy.is_beyond_share, greedy.choices) = (true, Vec::new());
     let list = watch::Sender::new(Arc::new(both));
     let tasks = TaskTracker::new();
     let agent = start(&server, 0, &list, &tasks);

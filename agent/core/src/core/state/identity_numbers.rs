@@ -16,7 +16,7 @@ use crate::{
     identity::{
         allocator::Acquired,
         checkpoint::IdentityFile,
-        cluster::{ClusterCounts, ClusterWide, GivenNumber, IdentityRange},
+        cluster::{ClusterCounts, ClusterWide, GivenNumber, IdentityRange, WantedIdentity},
         cluster_object::{CiliumIdentity, NumberSource},
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
         namespace_shares::NamespaceShares,
@@ -171,20 +171,26 @@ impl IdentityNumbers {
         std::mem::take(&mut self.is_changed)
     }
 
-    /// The numbers that an object of these labels may have; none if they need no object.
-    pub(crate) fn choices(&self, labels: &LabelSet, now: BootTime) -> Option<Vec<IdentityId>> {
-        self.endpoints.choices(labels, now)
-    }
-
-    /// Whether the namespace of these labels has as many numbers as it may have.
-    pub(crate) fn is_beyond_share(&self, labels: &LabelSet) -> bool {
-        let range = self.range;
-        range.is_some_and(|range| !self.shares.has_room(labels, range.size()))
-    }
-
-    /// Whether the object of these labels is gone although they have its number here.
-    pub(crate) fn vanished(&self, labels: &LabelSet) -> bool {
-        self.endpoints.vanished(labels)
+    /// The object that is to be made for these labels; none if they need none. `is_of_pod`: a Pod document of this
+    /// node has them.
+    pub(crate) fn wanted(
+        &self,
+        labels: &LabelSet,
+        is_of_pod: bool,
+        now: BootTime,
+    ) -> Option<WantedIdentity> {
+        let range = self.range.filter(|_| self.endpoints.lacks(labels))?;
+        let is_beyond_share = !self.shares.has_room(labels, range.size());
+        let choices = match is_beyond_share {
+            true => Vec::new(),
+            false => self.endpoints.choices(labels, now),
+        };
+        Some(WantedIdentity {
+            choices,
+            is_of_pod,
+            vanished: self.endpoints.vanished(labels),
+            is_beyond_share,
+        })
     }
 
     /// How many label sets of pods have a number of the cluster; none if no objects are to be made.

@@ -196,7 +196,10 @@ impl Agent {
 
     /// Tries to make the object of one label set, as the task does.
     fn create(&mut self, server: &mut Server, labels: &LabelSet, fault: Fault, now: BootTime) {
-        for id in self.numbers.choices(labels, now).unwrap_or_default() {
+        if !self.numbers.lacks(labels) {
+            return;
+        }
+        for id in self.numbers.choices(labels, now) {
             if fault == Fault::Refused {
                 return;
             }

@@ -211,9 +211,7 @@ impl Leader {
         mut due: Vec<UnusedIdentity>,
         watched: &mut Watched,
     ) -> Result<Vec<UnusedIdentity>, RequestError> {
-        if due.is_empty()
-            || watched.operator.look(&self.objects, Instant::now).await != Verdict::None
-        {
+        if due.is_empty() || watched.operator.look(&self.objects).await != Verdict::None {
             return Ok(Vec::new());
         }
         let mut resting = match watched.resting.take() {

@@ -1,6 +1,10 @@
 //! Requests about CiliumIdentity objects. No request changes one.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use agent_cluster::api::{
     client::{Api, RequestError},
@@ -25,8 +29,14 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How often an object may be added and removed between two requests.
 const ATTEMPTS: usize = 3;
 
-/// Where objects are made.
+/// Where objects are made, and the time there: tests have one of their own.
 pub(super) trait Store: Send + Sync {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+    fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send {
+        tokio::time::sleep_until(at.into())
+    }
     /// Namespace of the agents.
     fn namespace(&self) -> &str;
     /// Makes the object, or reads the one of that name.

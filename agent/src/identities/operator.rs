@@ -58,21 +58,21 @@ impl OperatorSight {
     }
 
     /// Looks for the Leases of operators if it is the time. Gives the state.
-    pub(super) async fn look(&mut self, store: &impl Store, now: fn() -> Instant) -> Verdict {
-        if !self.is_due(now()) {
+    pub(super) async fn look(&mut self, store: &impl Store) -> Verdict {
+        if !self.is_due(store.now()) {
             return self.verdict.clone();
         }
         let own = Some(store.namespace()).filter(|own| !NAMESPACES.contains(own));
         for namespace in NAMESPACES.into_iter().chain(own) {
             match store.lease(namespace, LEASE).await {
-                Ok(lease) => self.take(namespace, lease.as_ref(), now()),
+                Ok(lease) => self.take(namespace, lease.as_ref(), store.now()),
                 Err(error) => {
                     // What was seen before counts. The next request shows what is wrong.
                     tracing::debug!(%error, namespace, "cannot look for a Cilium operator");
                 }
             }
         }
-        self.judge(now())
+        self.judge(store.now())
     }
 
     fn is_due(&self, now: Instant) -> bool {

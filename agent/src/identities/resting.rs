@@ -52,6 +52,8 @@ pub(super) fn numbers(lease: Option<&Value>) -> Vec<IdentityId> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::json;
 
     use super::*;

@@ -19,7 +19,7 @@ use agent_core::{
     identity::cluster::{GivenNumber, WantedIdentities, WantedIdentity},
     labels::LabelSet,
 };
-use tokio::{sync::watch, time};
+use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -80,7 +80,7 @@ pub(crate) fn start(
         operator: OperatorSight::new(),
         obstacles: Obstacles::default(),
         is_beside_operator: false,
-        resting_at: Some(now()),
+        resting_at: Some(Instant::now()),
     };
     tasks.spawn(stop.clone().run_until_cancelled_owned(maker.run()));
     let leader = Leader {
@@ -129,12 +129,12 @@ impl<S: Store> Maker<S> {
         loop {
             let wanted = self.follow();
             let until = self.step(&wanted).await;
-            let until = until.unwrap_or_else(|| now() + AGAIN);
-            if until <= now() {
+            let until = until.unwrap_or_else(|| self.objects.now() + AGAIN);
+            if until <= self.objects.now() {
                 continue;
             }
             tokio::select! {
-                () = time::sleep_until(until.into()) => {}
+                () = self.objects.sleep_until(until) => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.others.changed() => {}
             }
@@ -149,7 +149,7 @@ impl<S: Store> Maker<S> {
             own.iter()
                 .map(|(labels, one)| (labels.clone(), one.clone())),
         );
-        let at = now();
+        let at = self.objects.now();
         self.queue.follow(&wanted, at, || random(SPREAD));
         let limited = self.queue.limited(at).into_iter().collect();
         let lacking = wanted.keys().next().map(|labels| labels.texts().join(","));
@@ -181,9 +181,9 @@ impl<S: Store> Maker<S> {
         }
         if !self.queue.is_empty() && self.read_resting().await {
             // The core leaves these numbers out of the choices.
-            return Some(now());
+            return Some(self.objects.now());
         }
-        match self.queue.next(now()) {
+        match self.queue.next(self.objects.now()) {
             Turn::Rest => None,
             Turn::WaitUntil(at) => Some(at),
             Turn::Make(labels) => {
@@ -195,7 +195,7 @@ impl<S: Store> Maker<S> {
                     }
                     Err(error) => self.take_failure(&labels, &error).await,
                 }
-                Some(now())
+                Some(self.objects.now())
             }
         }
     }
@@ -203,7 +203,7 @@ impl<S: Store> Maker<S> {
     /// Once, before the first object: which numbers rest, of those that were deleted before this agent started. Gives
     /// whether there are any.
     async fn read_resting(&mut self) -> bool {
-        if self.resting_at.is_none_or(|at| at > now()) {
+        if self.resting_at.is_none_or(|at| at > self.objects.now()) {
             return false;
         }
         let namespace = self.objects.namespace().to_owned();
@@ -211,7 +211,7 @@ impl<S: Store> Maker<S> {
             Ok(lease) => resting::numbers(lease.as_ref()),
             Err(error) => {
                 tracing::debug!(%error, "cannot read which numbers rest");
-                self.resting_at = Some(now() + AGAIN);
+                self.resting_at = Some(self.objects.now() + AGAIN);
                 return false;
             }
         };
@@ -231,11 +231,12 @@ impl<S: Store> Maker<S> {
         if concerns_all(error) {
             self.obstacles.stop_all(explain(error));
             self.show();
-            time::sleep(self.backoff.pause()).await;
+            let until = self.objects.now() + self.backoff.pause();
+            self.objects.sleep_until(until).await;
         } else {
             self.obstacles.stop(labels, explain(error));
             self.show();
-            self.queue.refuse(labels, now());
+            self.queue.refuse(labels, self.objects.now());
         }
     }
 
@@ -258,7 +259,7 @@ impl<S: Store> Maker<S> {
                 );
                 self.shared.change(|view| view.vanished += 1);
             }
-            self.queue.later(labels, now() + AGAIN);
+            self.queue.later(labels, self.objects.now() + AGAIN);
             let given = GivenNumber {
                 labels: labels.clone(),
                 id,
@@ -268,14 +269,14 @@ impl<S: Store> Maker<S> {
             return Ok(());
         }
         self.shared.creates().inc(Outcome::Full);
-        self.queue.later(labels, now() + AGAIN);
+        self.queue.later(labels, self.objects.now() + AGAIN);
         self.obstacles.stop(labels, full(labels, one));
         self.show();
         Ok(())
     }
 
     async fn look_for_operator(&mut self) {
-        let verdict = self.operator.look(&self.objects, now).await;
+        let verdict = self.operator.look(&self.objects).await;
         let was_beside = std::mem::replace(&mut self.is_beside_operator, verdict != Verdict::None);
         match verdict {
             Verdict::None if was_beside => self.obstacles.let_all(),
@@ -291,11 +292,6 @@ impl<S: Store> Maker<S> {
         }
         self.show();
     }
-}
-
-/// The time of the runtime, which tests may stop.
-fn now() -> Instant {
-    time::Instant::now().into_std()
 }
 
 #[cfg(test)]

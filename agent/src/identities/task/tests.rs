@@ -1,4 +1,4 @@
-//! The task with an API server in memory, in the time of the runtime: many agents at once, and refusals.
+//! The task with an API server in memory, in a time that the test sets: many agents at once, and refusals.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,6 +9,7 @@ use agent_core::identity::cluster::{IdentityRange, WantedIdentity, candidates};
 use parking_lot::Mutex;
 use serde_json::Value;
 use shared_maps::IdentityId;
+use tokio::{sync::oneshot, task::yield_now};
 
 use super::*;
 use crate::runner;
@@ -16,8 +17,73 @@ use crate::runner;
 /// Gives the answer to one attempt, by the agent's number and the labels; none = the server works.
 type Fault = Box<dyn Fn(usize, &LabelSet, Duration) -> Option<u16> + Send + Sync>;
 
-struct Server {
+/// A time that goes on when every task waits for it.
+struct Clock {
     begin: Instant,
+    passed: Mutex<Duration>,
+    sleepers: Mutex<BTreeMap<(Duration, u64), oneshot::Sender<()>>>,
+    /// How often a task looked at it.
+    looks: AtomicU64,
+}
+
+impl Clock {
+    fn new() -> Self {
+        Self {
+            begin: Instant::now(),
+            passed: Mutex::default(),
+            sleepers: Mutex::default(),
+            looks: AtomicU64::default(),
+        }
+    }
+
+    fn passed(&self) -> Duration {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        *self.passed.lock()
+    }
+
+    async fn sleep_until(&self, at: Duration) {
+        let number = self.looks.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        self.sleepers.lock().insert((at, number), sender);
+        let _gone = receiver.await;
+    }
+
+    /// Until no task of this thread goes on by itself.
+    async fn settle(&self) {
+        let mut quiet = 0;
+        while quiet < 16 {
+            let before = self.looks.load(Ordering::Relaxed);
+            yield_now().await;
+            let is_quiet = self.looks.load(Ordering::Relaxed) == before;
+            quiet = if is_quiet { quiet + 1 } else { 0 };
+        }
+    }
+
+    /// Lets the time pass until then, from one sleeper to the next.
+    async fn run_until(&self, end: Duration) {
+        loop {
+            self.settle().await;
+            let mut sleepers = self.sleepers.lock();
+            let next = sleepers.first_key_value().map(|((at, _), _)| *at);
+            let Some(next) = next.filter(|next| *next <= end) else {
+                break;
+            };
+            let later = sleepers.split_off(&(next, u64::MAX));
+            let due = std::mem::replace(&mut *sleepers, later);
+            drop(sleepers);
+            let mut passed = self.passed.lock();
+            *passed = next.max(*passed);
+            drop(passed);
+            for sleeper in due.into_values() {
+                let _gone = sleeper.send(());
+            }
+        }
+        *self.passed.lock() = end;
+    }
+}
+
+struct Server {
+    clock: Clock,
     fault: Fault,
     objects: Mutex<BTreeMap<IdentityId, LabelSet>>,
     /// How many objects were made.
@@ -37,7 +103,7 @@ struct Client {
 impl Server {
     fn new(fault: Fault) -> Arc<Self> {
         Arc::new(Self {
-            begin: now(),
+            clock: Clock::new(),
             fault,
             objects: Mutex::default(),
             made: AtomicU64::default(),
@@ -59,6 +125,17 @@ impl Server {
 }
 
 impl Store for Client {
+    fn now(&self) -> Instant {
+        let clock = &self.server.clock;
+        clock.begin + clock.passed()
+    }
+
+    async fn sleep_until(&self, at: Instant) {
+        let clock = &self.server.clock;
+        let at = at.saturating_duration_since(clock.begin);
+        clock.sleep_until(at).await;
+    }
+
     fn namespace(&self) -> &str {
         "kube-system"
     }
@@ -70,9 +147,10 @@ impl Store for Client {
         _is_of_pod: bool,
     ) -> Result<Made, RequestError> {
         let server = &self.server;
-        let at = now() - server.begin;
+        let at = server.clock.passed();
         server.attempts.lock().push((at, self.agent));
-        time::sleep(Duration::from_millis(1) + random(Duration::from_millis(20))).await;
+        let answer = Duration::from_millis(1) + random(Duration::from_millis(20));
+        server.clock.sleep_until(at + answer).await;
         let fault = (server.fault)(self.agent, labels, at);
         if let Some(code) = fault.filter(|code| *code != LOST) {
             let message = "as the test says".to_owned();
@@ -154,16 +232,16 @@ fn start(
         operator: OperatorSight::new(),
         obstacles: Obstacles::default(),
         is_beside_operator: false,
-        resting_at: Some(now()),
+        resting_at: Some(server.clock.begin),
     };
     tasks.spawn(async move {
         let _inbox = inbox;
-        time::timeout(Duration::from_secs(50), maker.run()).await
+        maker.run().await;
     });
     shared
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_thousand_agents_at_once_make_one_object_for_each_label_set() {
     const AGENTS: usize = 1000;
     const OUTAGE: Duration = Duration::from_secs(10);
@@ -184,8 +262,7 @@ async fn a_thousand_agents_at_once_make_one_object_for_each_label_set() {
     let agents: Vec<Identities> = (0..AGENTS)
         .map(|agent| start(&server, agent, &list, &tasks))
         .collect();
-    tasks.close();
-    tasks.wait().await;
+    server.clock.run_until(Duration::from_secs(50)).await;
 
     // One number for each label set, at every agent, and no number with two meanings.
     let made = server.made.load(Ordering::Relaxed);
@@ -222,16 +299,22 @@ async fn a_thousand_agents_at_once_make_one_object_for_each_label_set() {
         let at_once = within(Duration::from_millis(ms), Duration::from_millis(2));
         assert!(at_once < AGENTS / 4, "{at_once} agents at {ms} ms");
     }
-    for step in 0..40 {
-        let from = OUTAGE + Duration::from_millis(100) * step;
-        assert!(
-            within(from, Duration::from_millis(100)) < AGENTS / 2,
-            "{from:?}"
-        );
+    drop(attempts);
+    let back = (0..AGENTS).filter_map(|agent| {
+        let attempts = server.of_agent(agent);
+        attempts.into_iter().find(|at| *at >= OUTAGE)
+    });
+    let mut back: Vec<Duration> = back.collect();
+    back.sort_unstable();
+    assert_eq!(back.len(), AGENTS);
+    // A quarter of them comes within no less than 100 ms.
+    for few in back.windows(AGENTS / 4) {
+        let took = few[few.len() - 1] - few[0];
+        assert!(took > Duration::from_millis(100), "{:?} and {took:?}", few[0]);
     }
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn labels_that_the_api_server_does_not_take_hold_up_no_other_tenant() {
     // 422: for example a value that its definition does not admit.
     let fault: Fault = Box::new(|_, labels, _| (labels.namespace() == Some("bad")).then_some(422));
@@ -242,7 +325,7 @@ async fn labels_that_the_api_server_does_not_take_hold_up_no_other_tenant() {
     let tasks = TaskTracker::new();
     let agent = start(&server, 0, &list, &tasks);
     // The pauses of the namespace are long by now.
-    time::sleep(Duration::from_secs(20)).await;
+    server.clock.run_until(Duration::from_secs(20)).await;
     let before = server.of_agent(0).len();
     assert!((3..=10).contains(&before), "{before} attempts");
     let problem = agent.view().problem.unwrap();
@@ -251,13 +334,12 @@ async fn labels_that_the_api_server_does_not_take_hold_up_no_other_tenant() {
     let mut all = bad.clone();
     all.push(good.clone());
     list.send_replace(Arc::new(wanted(&all, range)));
-    time::sleep(Duration::from_millis(200)).await;
+    server.clock.run_until(Duration::from_millis(20_200)).await;
     assert!(server.told.lock().contains_key(&(0, good)));
-    tasks.close();
-    tasks.wait().await;
+    server.clock.run_until(Duration::from_secs(50)).await;
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn refusals_of_every_kind_are_tried_again_and_end() {
     for code in [401, 403, 404, 429, 500, 503] {
         let fault: Fault = Box::new(move |_, _, at| (at < Duration::from_secs(5)).then_some(code));
@@ -269,18 +351,17 @@ async fn refusals_of_every_kind_are_tried_again_and_end() {
         )));
         let tasks = TaskTracker::new();
         let agent = start(&server, 0, &list, &tasks);
-        time::sleep(Duration::from_secs(4)).await;
+        server.clock.run_until(Duration::from_secs(4)).await;
         let problem = agent.view().problem.unwrap();
         assert!(problem.contains(&code.to_string()), "{problem}");
-        tasks.close();
-        tasks.wait().await;
+        server.clock.run_until(Duration::from_secs(50)).await;
         assert!(server.told.lock().contains_key(&(0, web)), "{code}");
         assert_eq!(agent.view().problem, None, "{code}");
         assert_eq!(agent.creates().get(Outcome::Created), 1, "{code}");
     }
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn other_labels_under_every_wanted_number_are_named_with_the_remedy() {
     let server = Server::new(Box::new(|_, _, _| None));
     let range: IdentityRange = "300-303".parse().unwrap();
@@ -291,14 +372,14 @@ async fn other_labels_under_every_wanted_number_are_named_with_the_remedy() {
     let list = watch::Sender::new(Arc::new(wanted(std::slice::from_ref(&web), range)));
     let tasks = TaskTracker::new();
     let agent = start(&server, 0, &list, &tasks);
-    time::sleep(Duration::from_secs(2)).await;
+    server.clock.run_until(Duration::from_secs(2)).await;
     assert_eq!(
         server.told.lock().get(&(0, web.clone())),
         Some(&IdentityId(303)),
         "the candidate that is free"
     );
     list.send_replace(Arc::new(wanted(&[web, db.clone()], range)));
-    time::sleep(Duration::from_secs(2)).await;
+    server.clock.run_until(Duration::from_secs(4)).await;
     let problem = agent.view().problem.unwrap();
     for part in [
         "k8s:app=db",
@@ -308,18 +389,17 @@ async fn other_labels_under_every_wanted_number_are_named_with_the_remedy() {
         assert!(problem.contains(part), "no {part:?} in {problem}");
     }
     let before = server.attempts.lock().len();
-    time::sleep(Duration::from_secs(20)).await;
+    server.clock.run_until(Duration::from_secs(24)).await;
     assert_eq!(
         server.attempts.lock().len(),
         before,
         "not again within a minute"
     );
-    tasks.close();
-    tasks.wait().await;
+    server.clock.run_until(Duration::from_secs(50)).await;
     assert!(!server.told.lock().contains_key(&(0, db)));
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_namespace_beyond_its_share_gets_no_object_and_is_named() {
     let server = Server::new(Box::new(|_, _, _| None));
     let [web, db] = [set("greedy", "web"), set("shop", "db")];
@@ -329,7 +409,7 @@ async fn a_namespace_beyond_its_share_gets_no_object_and_is_named() {
     let list = watch::Sender::new(Arc::new(both));
     let tasks = TaskTracker::new();
     let agent = start(&server, 0, &list, &tasks);
-    time::sleep(Duration::from_secs(2)).await;
+    server.clock.run_until(Duration::from_secs(2)).await;
     let told: Vec<LabelSet> = server
         .told
         .lock()
@@ -341,6 +421,5 @@ async fn a_namespace_beyond_its_share_gets_no_object_and_is_named() {
     // The success of another label set does not hide it.
     let problem = agent.view().problem.unwrap();
     assert!(problem.contains("namespace greedy"), "{problem}");
-    tasks.close();
-    tasks.wait().await;
+    server.clock.run_until(Duration::from_secs(50)).await;
 }

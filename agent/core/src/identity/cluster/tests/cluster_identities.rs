@@ -139,6 +139,7 @@ fn a_clock_that_goes_back_ends_no_rest_early_and_no_set_waits_for_ever() {
     let later = at(7_200_000);
     learn(&mut numbers, first.0, Some(&web), later);
     learn(&mut numbers, first.0, None, later);
+    numbers.renumbered();
     assert_eq!(numbers.ask(&db, later), Asked::Awaited);
     // The boot clock does not go back; a caller that passes in an earlier time does no harm.
     let back = at(1000);

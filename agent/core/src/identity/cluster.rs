@@ -231,6 +231,11 @@ impl PodIdentities for ClusterWide {
         self.numbers.assigned(labels).is_none()
     }
 
+    fn lacks_object(&self, id: IdentityId) -> bool {
+        let labels = self.numbers.labels_here(id);
+        labels.is_some_and(|labels| self.lacks(labels))
+    }
+
     fn choices(&self, labels: &LabelSet, now: BootTime) -> Vec<IdentityId> {
         let mut all: Vec<IdentityId> = candidates(labels, self.range).collect();
         // The number of an object that was deleted while it is in use.

@@ -56,6 +56,10 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn lacks(&self, _labels: &LabelSet) -> bool {
         false
     }
+    /// The same of the labels that have this number here.
+    fn lacks_object(&self, _id: IdentityId) -> bool {
+        false
+    }
     /// The numbers that an object of these labels may have, the first choice first.
     fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Vec<IdentityId> {
         Vec::new()
@@ -128,6 +132,11 @@ impl Assigned {
     /// The number that these labels have here, now or before the restart.
     pub(super) fn number_here(&self, labels: &LabelSet) -> Option<IdentityId> {
         self.local.number_of(labels)
+    }
+
+    /// The labels that have this number here.
+    pub(super) fn labels_here(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.local.labels(id)
     }
 
     /// Has label sets ask again.

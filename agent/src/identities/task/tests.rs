@@ -310,7 +310,11 @@ async fn a_thousand_agents_at_once_make_one_object_for_each_label_set() {
     // A quarter of them comes within no less than 100 ms.
     for few in back.windows(AGENTS / 4) {
         let took = few[few.len() - 1] - few[0];
-        assert!(took > Duration::from_millis(100), "{:?} and {took:?}", few[0]);
+        assert!(
+            took > Duration::from_millis(100),
+            "{:?} and {took:?}",
+            few[0]
+        );
     }
 }
 

@@ -30,7 +30,7 @@ const RATE: u32 = 500;
 /// Promises: the time that ADD takes more, MiB that the agent takes more, and CPU time of a change.
 const ADD_MORE: Duration = Duration::from_millis(150);
 const MEMORY_MIB: f64 = 2.0;
-const FLAT: f64 = 1.25;
+const FLAT: f64 = 1.5;
 /// Numbers from here on are a node's own.
 const NODE_FIRST: u32 = 61_440;
 const IDENTITIES: &str = "ciliumidentities";

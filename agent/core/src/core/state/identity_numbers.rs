@@ -108,7 +108,8 @@ impl IdentityNumbers {
 
     /// Acquires the identity of a pod's labels, if there is one.
     pub(crate) fn ask_pod(&mut self, labels: &LabelSet, now: BootTime) -> Asked {
-        self.is_changed = true;
+        // Pods of other nodes that change between label sets with objects change nothing: there are many.
+        self.is_changed |= self.endpoints.lacks(labels) || self.endpoints.next_deadline().is_some();
         let asked = self.endpoints.ask(labels, now);
         if let Asked::Have(acquired) = asked
             && acquired.fresh
@@ -228,7 +229,7 @@ impl IdentityNumbers {
 
     /// Releases one reference to an endpoint's identity.
     pub(crate) fn release_endpoint(&mut self, id: IdentityId) {
-        self.is_changed = true;
+        self.is_changed |= self.endpoints.lacks_object(id);
         self.endpoints.release(id);
     }
 

@@ -281,7 +281,7 @@ mod tests {
         }
         assert!(pauses.is_sorted(), "{pauses:?}");
         assert_eq!(pauses.last(), Some(&PAUSES.1));
-        // An object is accepted: the namespace begins anew.
+        // An object is accepted: the namespace begins with the first pause again.
         queue.accept(&first);
         refuse(&mut queue, now + PAUSES.1);
         assert_eq!(

@@ -18,7 +18,7 @@ pub(super) struct Resting(BTreeMap<IdentityId, Instant>);
 
 impl Resting {
     /// Takes what the Lease has. No time is with it: the clocks of two nodes are never compared, so that each number
-    /// rests anew.
+    /// rests for an hour from now on.
     pub(super) fn take(&mut self, lease: Option<&Value>, now: Instant) {
         for id in numbers(lease) {
             self.0.insert(id, now + REST);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_rest_for_an_hour_and_anew_under_another_leader() {
+    fn numbers_rest_for_an_hour_and_once_more_under_another_leader() {
         let start = Instant::now();
         let mut resting = Resting::default();
         resting.add(IdentityId(300), start);

@@ -150,7 +150,9 @@ impl<S: Store> Maker<S> {
                 .map(|(labels, one)| (labels.clone(), one.clone())),
         );
         let at = self.objects.now();
-        self.queue.follow(&wanted, at, || random(SPREAD));
+        // One time for all of them: the first of many random ones would be early on every node.
+        let delay = random(SPREAD);
+        self.queue.follow(&wanted, at, || delay);
         let limited = self.queue.limited(at).into_iter().collect();
         let lacking = wanted.keys().next().map(|labels| labels.texts().join(","));
         self.obstacles.follow(&wanted);

@@ -90,7 +90,7 @@ struct Server {
     made: AtomicU64,
     /// Each attempt: when, and of which agent.
     attempts: Mutex<Vec<(Duration, usize)>>,
-    /// The number that an agent was told for a label set.
+    /// The number that an agent received for a label set.
     told: Mutex<BTreeMap<(usize, LabelSet), IdentityId>>,
 }
 
@@ -328,7 +328,7 @@ async fn labels_that_the_api_server_does_not_take_hold_up_no_other_tenant() {
     let list = watch::Sender::new(Arc::new(wanted(&bad, range)));
     let tasks = TaskTracker::new();
     let agent = start(&server, 0, &list, &tasks);
-    // The pauses of the namespace are long by now.
+    // The pauses of the namespace are long already.
     server.clock.run_until(Duration::from_secs(20)).await;
     let before = server.of_agent(0).len();
     assert!((3..=10).contains(&before), "{before} attempts");

@@ -59,7 +59,7 @@ pub(super) fn measure(report: &mut Report, pods: usize) -> Result<()> {
         .iter()
         .filter(|one| one.resource == IDENTITIES || one.object.1.as_deref() == Some(LEASE));
     let asked = asked.count();
-    let promise = "nothing is asked for: 0";
+    let promise = "no request: 0";
     report.promise(
         "numbers-node-requests",
         "requests",

@@ -29,8 +29,8 @@ const HEAD: &str = "\
 <!-- Written by `cargo xtask docs` from the programs themselves. -->
 
 Both programs serve Prometheus text (OpenMetrics) on `/metrics`: holdfast-sdp on 127.0.0.1:9961,
-holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each; `:PORT` of holdfast-sdp means all
-addresses of the node). A histogram has the endings `_bucket`, `_sum` and `_count`. Labels have only
+holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each; `:PORT` means all addresses of the
+node). A histogram has the endings `_bucket`, `_sum` and `_count`. Labels have only
 the listed values, never DNS names or addresses. Values that are not listed: `name` of a proxy,
 `version` of a program, and `kind` of an object of the cluster.
 

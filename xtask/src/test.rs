@@ -129,10 +129,7 @@ fn one(tier: Tier, filter: Option<&str>, kernel: Option<Kernel>) -> Result<Tally
 }
 
 /// Results of `work` for each item, all at the same time.
-fn at_once<T: Sync, R: Send>(
-    items: &[T],
-    work: impl Fn(&T) -> Result<R> + Sync,
-) -> Result<Vec<R>> {
+fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     thread::scope(|scope| {
         let work = &work;
         let begun: Vec<_> = items

@@ -7,11 +7,8 @@ use agent_core::policy::trace::Port;
 use clap::{Arg, ArgAction, Args, Subcommand};
 use daemon::{
     command_line::{
-        file_args::FileArgs,
-        health::HealthArgs,
-        log_args::LogArgs,
-        metrics_address::MetricsAddress,
-        output::OutputArgs,
+        file_args::FileArgs, health::HealthArgs, log_args::LogArgs,
+        metrics_address::MetricsAddress, output::OutputArgs,
     },
     flags,
 };

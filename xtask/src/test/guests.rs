@@ -116,8 +116,7 @@ pub(super) fn run(filter: Option<&str>, only: Option<Kernel>) -> Result<Tally> {
     if filter != Some(HOST) {
         total.add(&run_tests(filter, only)?);
     }
-    if only.is_none_or(|only| only == OF_HOST)
-        && filter.is_none_or(|filter| HOST.contains(filter))
+    if only.is_none_or(|only| only == OF_HOST) && filter.is_none_or(|filter| HOST.contains(filter))
     {
         total.add(&host()?);
     }

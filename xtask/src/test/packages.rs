@@ -11,7 +11,9 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{Output, observe, tally::Tally};
-use crate::{image::Profile, kernels::TIME_FACTOR, packages, packaging, process, progress::step, workspace};
+use crate::{
+    image::Profile, kernels::TIME_FACTOR, packages, packaging, process, progress::step, workspace,
+};
 
 /// The longest time of each part.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
@@ -93,10 +95,7 @@ pub(super) fn guest_archive() -> Result<PathBuf> {
     let versions = packaging::of_two_versions(Profile::Debug)?;
     let home = workspace::target_dir()?.join("packages-test");
     let root = root(&home, &Base::Bootable.archive(&home)?, &versions)?;
-    at_boot(
-        &root,
-        &GUEST_UNIT.replace("{}", &TIME_FACTOR.to_string()),
-    )?;
+    at_boot(&root, &GUEST_UNIT.replace("{}", &TIME_FACTOR.to_string()))?;
     let archive = home.join("guest.tar");
     pack(&root, &archive)?;
     fs::remove_dir_all(root)?;

@@ -186,7 +186,8 @@ impl Sample {
             /// differently. `holdfast-agent status` names a backend
             gauge cluster_services_mixed = summary.services_mixed;
             /// Policy documents that the agent refuses. The last good version of each stays in
-            /// force. An EgressFirewall without a good version closes its namespace
+            /// force, if there is one. An EgressFirewall without a good version closes its
+            /// namespace
             gauge policy_refused = summary.policies_rejected;
             /// Revision of the policy. Every change raises it
             gauge policy_max_revision = summary.revision;

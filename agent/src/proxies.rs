@@ -130,7 +130,7 @@ label! {
         Rules => "rules",
         /// The built-in proxy of this agent.
         Builtin => "builtin",
-        /// Streams of FQDNData, the gRPC service for Cilium's proxies.
+        /// Streams of FQDNData, Cilium's gRPC service for DNS proxies.
         FqdnData => "fqdndata",
     }
 }

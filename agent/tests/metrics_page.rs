@@ -30,7 +30,7 @@ const HEAD: &str = "\
 
 Each program serves its metrics as OpenMetrics text on the path `/metrics`, at the address of the
 flag `--metrics-address`. The default is 127.0.0.1:9961 for holdfast-sdp and 127.0.0.1:9962 for
-holdfast-agent. For holdfast-sdp, the value `:PORT` means all addresses of the node.
+holdfast-agent. The value `:PORT` means all addresses of the node.
 
 A histogram has three series, with the endings `_bucket`, `_sum` and `_count`. The lists below the
 tables have all values of the labels, with three exceptions: `name` (of a proxy), `version` (of a

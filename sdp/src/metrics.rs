@@ -241,8 +241,8 @@ impl Levels {
             gauge journal_pairs = journal.pairs;
             /// Length of the journal
             gauge journal_bytes = journal.bytes;
-            /// 1 while the proxy cannot write its journal. If the proxy is killed then, pairs are
-            /// lost
+            /// 1 while the proxy cannot write its journal. If the proxy is killed while the agent
+            /// is down, pairs are lost
             gauge journal_memory_only = journal.memory_only.is_some();
             /// Endpoint files (ep_config.json) that the proxy could not read when it started
             gauge damaged_files = damaged();

@@ -52,7 +52,7 @@ crate::words! {
         FragmentUnknown = 20 => "fragment_unknown",
         /// The packet is from a pod to 127.0.0.0/8 or ::1.
         Loopback = 21 => "loopback",
-        /// The packet is neither IP nor ARP.
+        /// The packet is neither IP nor ARP, or has a VLAN tag.
         UnknownProtocol = 22 => "unknown_protocol",
         /// The packet looks like an answer of the proxy, but the proxy did not send it.
         ForgedAnswer = 23 => "forged_answer",

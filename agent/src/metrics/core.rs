@@ -77,7 +77,7 @@ impl Sample {
             /// Entries of policy maps that come from EgressFirewalls. An entry counts once for all
             /// endpoints with the same identity
             gauge tier_entries = firewalls.entries;
-            /// Pairs of name and address, where an EgressFirewall uses the name and the address has
+            /// Pairs of name and address: an EgressFirewall uses the name, and the address has
             /// the label of this name
             gauge egress_firewall_addresses = firewalls.addresses;
         }

@@ -34,14 +34,14 @@ impl Sample {
             gauge resolver_addresses = view.addresses;
             /// Names in DNSNameResolver objects whose last look-up failed
             gauge resolver_names_degraded = view.degraded;
-            /// Answers to pods that wait for the resolver. If 10,000 wait, further answers are
-            /// dropped
+            /// Answers to pods that wait for the resolver. If 10,000 wait, the oldest is
+            /// dropped for a new one
             gauge resolver_queued = view.queued;
             /// DNSNameResolver objects whose new status is not written yet. If this stays above 0,
             /// see `holdfast-agent status`
             gauge resolver_unwritten = view.unwritten;
-            /// Answers to pods that the resolver did not receive, because 10,000 answers waited
-            /// already
+            /// Answers to pods that were dropped before the resolver read them, because 10,000
+            /// answers waited
             counter resolver_queue_dropped = view.dropped;
             /// Addresses that were left out of a DNSNameResolver object. A name may have 1,000
             /// addresses, and an object 250 names and 3,000 addresses

@@ -183,9 +183,8 @@ impl NetpolScrape {
                 DropReason::Middle => dropped(MIDDLE),
                 DropReason::Tunnels => dropped(TUNNELS),
             };
-            /// Connection tracking entries that were deleted. Entries of all protocols are deleted
-            /// when their pod ends. Entries of protocols other than TCP are also deleted when
-            /// policy does not allow the flow in either direction any more
+            /// Connection tracking entries that were deleted. An entry is deleted when
+            /// its pod ends, and when policy allows the connection in neither direction any more
             counter netpol_ended_connections = counters.ended_connections.get();
             /// Policies of kinds that this node does not enforce
             gauge_by netpol_not_enforced_policies = |kind: UnenforcedKind| {

@@ -24,7 +24,8 @@ label! {
     Listener = "listener" {
         /// The gRPC socket for holdfast-sdp (--sdp-socket).
         Sdp => "sdp",
-        /// The port for Cilium's proxies (--enable-standalone-dns-proxy).
+        /// The port of FQDNData, Cilium's gRPC service for DNS proxies
+        /// (--enable-standalone-dns-proxy).
         Fqdndata => "fqdndata",
         /// The socket to which commands connect (--admin-socket).
         Admin => "admin",

@@ -1,8 +1,8 @@
 //! Where endpoints come from: the endpoint directory, the command line, and the CNI plugin.
 //!
 //! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
-//! long as its host-side interface exists: at a start the last run's endpoints are
-//! [`Restored`](EndpointBook::open). It goes when its document is removed or its interface is
+//! long as its host-side interface exists: at a start, the endpoints of the last run are the
+//! argument `restored` of [`EndpointBook::open`]. It goes when its document is removed or its interface is
 //! gone. A document that names a process by number is resolved once: when its interface is gone,
 //! another process may have the number.
 //!
@@ -104,7 +104,7 @@ struct State {
     listing: LastListing,
     marks: Marks,
     found: BTreeMap<String, Found>,
-    /// Where endpoints were found that are wanted and not found now.
+    /// Last known places of endpoints that have a document but are not found now.
     left: BTreeMap<String, Place>,
     containers: Containers,
     /// Why a container could not be looked for.
@@ -132,7 +132,8 @@ struct LastListing {
     refused: BTreeSet<String>,
     /// When each file was written last.
     written: BTreeMap<String, SystemTime>,
-    /// What documents named in the last run, and may name again once all are accepted.
+    /// Containers, bridges and interfaces that documents of the last run named. They count until all
+    /// documents are accepted, because a torn or refused document may name them again.
     unread: NamedContainers,
 }
 
@@ -425,7 +426,7 @@ impl State {
     }
 
     /// The endpoint that the one with this key replaces: it has the same interface, and the agent
-    /// took its pod in. Any other endpoint with this interface is an error.
+    /// found its pod by its address (`taken_in`). Any other endpoint with this interface is an error.
     fn former(
         &self,
         key: &str,

@@ -22,7 +22,7 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// With the DNS rules that the files of the last run have.
+    /// Starts with the DNS rules that the files of the last run have.
     pub(crate) fn new(former: BTreeMap<EndpointId, Arc<EndpointRules>>) -> Self {
         Self {
             former,

@@ -39,7 +39,7 @@ pub(crate) struct Publication {
     checker: PolicyHandle,
     checked: Rules,
     checked_revision: u64,
-    /// None before the first publication.
+    /// `None` before the first publication.
     published: Option<Rules>,
     published_revision: u64,
     /// Subjects or their endpoints changed since rules were last checked.
@@ -132,7 +132,7 @@ impl Publication {
         };
     }
 
-    /// Rules that proxies may have now; none while the datapath lacks the policy that they
+    /// Gives the rules that proxies may have now; nothing while the datapath lacks the policy that they
     /// depend on.
     pub(crate) fn publish(&mut self) -> Vec<Effect> {
         let waits = (1..MAX_FAILED_PLANS).contains(&self.failed_plans);

@@ -23,7 +23,8 @@ impl PolicyModel {
         self.render_again(identity, Explicit::default())
     }
 
-    /// Subjects whose usual entries may fit again: so many identities are no longer in use.
+    /// Subjects whose usual entries may fit again, because a quarter of the identities is no longer in
+    /// use.
     pub(crate) fn may_end_explicit(&self) -> Vec<IdentityId> {
         let identities = self.selectors.identities().len();
         let subjects = self.subjects.iter().filter(|(_, subject)| {

@@ -120,7 +120,7 @@ fn shop_is_as_if_alone(node: &mut Node) {
     }
 }
 
-/// A deny without room closed the new addresses of every pod of the node.
+/// A deny without room for one pod must not close new addresses to the other pods of the node.
 #[test]
 fn a_deny_without_room_takes_no_address_from_another_namespace() {
     let mut node = two_tenants(30, DENY_ALL);

@@ -14,7 +14,8 @@ shared_maps::words! {
         Rules => "rules",
         /// The pinned maps, or the agent's tables in their place.
         Endpoints => "endpoints",
-        /// A slot, where the datapath steers packets by slots: without one none comes here.
+        /// A slot, where the datapath steers packets by slots: without a slot the proxy gets no
+        /// packets.
         Steering => "steering",
         /// The process is not draining.
         Staying => "staying",
@@ -39,7 +40,7 @@ impl Readiness {
         self.missing.lock().insert(need, reason.into());
     }
 
-    /// Says that `need` is there.
+    /// Says that `need` is met.
     pub fn unblock(&self, need: Need) {
         self.missing.lock().remove(&need);
     }

@@ -17,7 +17,7 @@ pub enum QueryClient {
     },
     /// The node itself (flag HOST in `cilium_lxc`).
     Host,
-    /// The address belongs to no known endpoint: refused.
+    /// The address belongs to no known endpoint, so the query is refused.
     Unknown,
 }
 

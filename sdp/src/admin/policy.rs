@@ -15,7 +15,7 @@ use crate::{link::state::RulesOrigin, shared_state::Shared};
 /// Filter for the rules that are shown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyQuestion {
-    /// Only rules of the endpoint that is called so; none: of every endpoint.
+    /// Endpoint whose rules are shown. `None`: those of every endpoint.
     pub endpoint: Option<String>,
 }
 

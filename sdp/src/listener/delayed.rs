@@ -17,7 +17,7 @@ use crate::query::pending::{Arrival, PendingQuery};
 
 /// Bytes of waiting queries per worker. Endpoints have shares of it.
 pub(crate) const MAX_BYTES: usize = 4 << 20;
-/// Bytes that a query counts besides its own.
+/// Bytes that a waiting query counts in addition to its message.
 const OVERHEAD: usize = 256;
 /// How often a worker without other events tries again: another thread may have freed a place.
 pub(super) const RETRY: Duration = Duration::from_millis(5);

@@ -1,4 +1,4 @@
-//! Instances of endpoints: numbers are used again, so rules are of a number, an interface and an
+//! Instances of endpoints: numbers are reused, so rules belong to a number, an interface and an
 //! identity.
 
 use std::{
@@ -30,7 +30,7 @@ impl Instance {
         }
     }
 
-    /// Whether rules that were made for `self` are for `now`, too. An interface that one of the
+    /// Whether rules that were made for `self` also apply to `now`. An interface that one of the
     /// two does not have counts as the same.
     pub fn is_same(&self, now: &Self) -> bool {
         let interface = self.ifindex == now.ifindex || self.ifindex == 0 || now.ifindex == 0;

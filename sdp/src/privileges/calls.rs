@@ -88,7 +88,7 @@ const REFUSED_OF_BPF: [u64; 13] = [
     36, // BPF_TOKEN_CREATE
 ];
 
-/// Refuses them to the thread and those it starts.
+/// Refuses these calls to the thread and those it starts.
 pub(super) fn restrict() -> Result<(), FilterError> {
     let equals = |argument, value| -> Result<SeccompRule, BackendError> {
         let is = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;

@@ -94,7 +94,7 @@ fn a_lost_checkpoint_gives_no_pods_number_to_another_pod_while_entries_are_left(
         opens_at(&start, &after.node.datapath, "10.2.0.10", 5432),
         None
     );
-    // Both, in another order of numbers.
+    // Both pods, and one that may be numbered before them.
     let text = text + &pod("db-0", "db", "10.2.0.9") + &pod("aaa", "aaa", "10.2.0.7");
     let (start, after) = start_again(&member, lose, &text);
     for address in ["10.2.0.10", "10.2.0.7"] {

@@ -41,7 +41,7 @@ pub struct MemoryDatapath {
     pub log: Vec<Step>,
     /// Steps are not kept in `log`.
     pub forgetful: bool,
-    /// Fails those steps for which this says so.
+    /// Fails the steps for which this is true.
     pub fail: Option<fn(&Step) -> bool>,
 }
 

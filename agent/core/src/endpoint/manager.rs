@@ -24,7 +24,7 @@ pub(crate) struct Endpoints {
 struct Numbers {
     last: u16,
     freed: VecDeque<EndpointId>,
-    /// Not of an endpoint any more, and something is left of it.
+    /// Numbers that no endpoint has any more, but under which something is left.
     held: BTreeSet<EndpointId>,
 }
 

@@ -1,5 +1,5 @@
-//! What `fqdn cache clean` forgot, across restarts: a proxy that was away meanwhile would tell it
-//! again to an agent that knows nothing of it.
+//! Names that `fqdn cache clean` forgot, kept across restarts: a proxy that was away meanwhile would
+//! otherwise report them again to an agent that knows nothing of the cleaning.
 
 use dns_policy::boot_time::BootTime;
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,10 @@ pub struct Cleaning {
     pub endpoint: Option<EndpointId>,
     /// Names that this pattern matches; none = all.
     pub pattern: Option<String>,
-    /// What was seen until then is void.
+    /// Answers that were seen until then are void.
     pub at: BootTime,
-    /// The same in nanoseconds of Unix time, for names that outlast a boot ([`super::pre_cache`]); 0 =
-    /// unknown.
+    /// The same time in nanoseconds of Unix time, for names that outlast a boot ([`super::pre_cache`]);
+    /// 0 = unknown.
     pub at_unix: u64,
 }
 
@@ -65,7 +65,7 @@ struct Entry {
     endpoint: Option<u16>,
 }
 
-/// Version alone: the rest of a later one may have any shape.
+/// The version alone: the rest of a file of a later version may have any shape.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,

@@ -19,7 +19,7 @@ pub(super) fn namespace(object: &Value) -> &str {
     namespace.unwrap_or(DEFAULT_NAMESPACE)
 }
 
-/// Name of the Event: always the same for a refusal, so that each agent that reports it counts on.
+/// Name of the Event: always the same for a refusal, so that all agents that report it raise one count.
 pub(super) fn name(object: &Value, note: &str) -> String {
     let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
     let name = object["metadata"]["name"].as_str().unwrap_or_default();

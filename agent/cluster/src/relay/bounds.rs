@@ -7,8 +7,8 @@ use std::time::Duration;
 pub(super) struct Bounds {
     /// Most agents that have a stream at once.
     pub(super) agents: usize,
-    /// Connections without a stream at once: of peers that have not shown a certificate, and of
-    /// those that have not sent a request.
+    /// Most connections without a stream at once: of peers that have not shown a certificate, and
+    /// of those that have not sent a request.
     pub(super) waiting: usize,
     /// Longest time for a handshake of TLS.
     pub(super) handshake: Duration,

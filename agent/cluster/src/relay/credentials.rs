@@ -42,7 +42,7 @@ impl Credentials {
         Self::of(files, files.read()?)
     }
 
-    /// The other files if they are others; none if they are the same.
+    /// The credentials of the files, if the files have changed; `None` if they have not.
     pub(super) fn renewed(&self, files: &TlsFiles) -> Result<Option<Self>, TlsError> {
         let texts = files.read()?;
         match texts == self.texts {

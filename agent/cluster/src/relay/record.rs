@@ -51,7 +51,7 @@ pub(super) struct Snapshot {
     pub(super) frames: Vec<Bytes>,
     /// Position of the changes that follow.
     pub(super) sequence: u64,
-    /// Snapshots of this run before it.
+    /// How many snapshots this run made before it.
     number: u64,
 }
 
@@ -120,7 +120,7 @@ impl Record {
         self.log.sequence()
     }
 
-    /// Whether every change after `sequence` is there.
+    /// Whether the log has every change after `sequence`.
     pub(super) fn reaches(&self, sequence: u64) -> bool {
         self.log.reaches(sequence)
     }
@@ -156,8 +156,8 @@ impl Record {
         ))
     }
 
-    /// Every object. Agents that come one after another share one, as long as the changes that
-    /// follow it are there.
+    /// A snapshot of every object. Successive agents share one snapshot, as long as the log has the
+    /// changes that follow it.
     pub(super) fn snapshot(&mut self) -> Arc<Snapshot> {
         if let Some(snapshot) = &self.snapshot
             && self.log.reaches(snapshot.sequence)
@@ -170,7 +170,7 @@ impl Record {
         snapshot
     }
 
-    /// How many snapshots are newer.
+    /// How many snapshots are newer than this one.
     pub(super) fn newer(&self, than: &Snapshot) -> u64 {
         let last = self.snapshot.as_ref().map_or(0, |last| last.number);
         last.saturating_sub(than.number)
@@ -279,7 +279,7 @@ impl Kind {
         }
     }
 
-    /// Gives whether it was refused or marked.
+    /// Removes an object. Gives whether it was refused or marked.
     fn remove(&mut self, key: &str, out: &mut Out<'_>) -> bool {
         if let Some(object) = self.objects.remove(key) {
             let gone = Gone {
@@ -335,7 +335,7 @@ impl Templates {
         number
     }
 
-    /// An object less has it.
+    /// One object fewer has the template.
     fn release(&mut self, number: u64, log: &mut Log) {
         let Some(shared) = self.encoded.get_mut(&number) else {
             return;

@@ -61,7 +61,7 @@ pub(super) async fn follow(
     loop {
         tokio::time::sleep(every).await;
         let (files, used) = (Arc::clone(&files), Arc::clone(&current.borrow()));
-        // In a task of its own: a file system that does not answer must not block the others.
+        // In a task of its own: a file system that does not answer must not block other tasks.
         let read = tasks.spawn_blocking(move || used.renewed(&files));
         let Ok(renewed) = read.await else {
             continue;

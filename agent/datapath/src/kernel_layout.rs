@@ -14,7 +14,7 @@ const MAGIC: u16 = 0xeb9f;
 const ARRAY: u32 = 3;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
-/// Anonymous structures within one another that are searched.
+/// How many levels of nested anonymous structures are searched.
 const DEPTH: u32 = 8;
 
 /// Why the places are not known.
@@ -29,7 +29,7 @@ pub(crate) enum LayoutError {
     /// The type information is not of the known form.
     #[error("the kernel's type information has another form than BTF of version 1")]
     Malformed,
-    /// The kernel has no such field, or at a place that does not fit.
+    /// The kernel has no such field, or the field is at a place that does not fit.
     #[error("the kernel's type information has no usable field {0}")]
     Missing(&'static str),
 }

@@ -41,7 +41,7 @@ pub struct LoggedPacket {
     pub protocol: u8,
     /// Destination port; none for protocols without ports.
     pub port: Option<u16>,
-    /// Interface by which it came; of a bridge, the port. None for packets of the node itself.
+    /// Interface by which the packet came; for a bridge, the port. `None` for packets of the node itself.
     pub interface: Option<u32>,
 }
 

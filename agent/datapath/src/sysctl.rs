@@ -14,12 +14,12 @@ pub struct SysctlError {
     source: io::Error,
 }
 
-/// Whether a parameter is 1. One that the kernel does not have is not.
+/// Whether a parameter is 1. A parameter that the kernel does not have is not.
 pub fn is_one(name: &str) -> bool {
     fs::read_to_string(path_of(name)).is_ok_and(|value| value.trim() == "1")
 }
 
-/// Sets a parameter to 1 unless it is: where it is read-only it may be right already.
+/// Sets a parameter to 1, unless it is 1 already: then it may be read-only.
 ///
 /// # Errors
 /// The kernel lacks the parameter, or does not let this process set it.

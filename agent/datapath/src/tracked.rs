@@ -78,7 +78,7 @@ pub fn delete(mut is_over: impl FnMut(&Connection) -> bool) -> io::Result<usize>
         send(&socket, DELETE, REQUEST | ACK, family, &names)?;
         match answers(&mut socket, |_, _| {}) {
             Ok(()) => deleted += 1,
-            // It has ended meanwhile.
+            // The connection has ended meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return Err(error),
         }

@@ -152,7 +152,7 @@ impl Datapath for BackgroundFiles {
     }
 }
 
-/// What is queued is written.
+/// Dropping it writes what is queued.
 impl Drop for BackgroundFiles {
     fn drop(&mut self) {
         self.queue.stop();

@@ -49,7 +49,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The first difference; none if the kernel has just this table.
+/// The first difference; `None` if the kernel has just this table.
 pub(super) fn compare(
     netfilter: &mut Netfilter,
     wanted: &Table,
@@ -57,7 +57,7 @@ pub(super) fn compare(
     match try_compare(netfilter, wanted) {
         Ok(()) => Ok(None),
         Err(Stop::Differs(difference)) => Ok(Some(difference)),
-        // The table, or a set whose elements were listed, went meanwhile.
+        // The table, or a set whose elements were listed, was removed meanwhile.
         Err(Stop::Failed(NftablesError::Refused { source, .. }))
             if source.raw_os_error() == Some(libc::ENOENT) =>
         {

@@ -175,7 +175,7 @@ impl Encoder {
         }
     }
 
-    /// The rule goes on with packets only that have this field.
+    /// Lets the rule go on only with packets that have this field.
     fn demand(&mut self, field: Field) {
         match field {
             Field::Interface | Field::OutInterface | Field::EtherType => {}

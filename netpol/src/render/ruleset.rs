@@ -20,10 +20,10 @@ pub enum TableFamily {
     Bridge,
 }
 
-/// A table of one family. One with nothing in it need not exist.
+/// A table of one family. An empty table need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Which packets it is about.
+    /// Which packets the table is about.
     pub family: TableFamily,
     /// As nft(8) shows it, without the family.
     pub name: String,
@@ -33,7 +33,7 @@ pub struct Table {
     pub sets: BTreeMap<String, Set>,
     /// Verdict maps by their names, which differ from those of sets.
     pub maps: BTreeMap<String, VerdictMap>,
-    /// Chains by their names. A chain that another one jumps to is a chain of the table.
+    /// Chains by their names. Every chain that another chain jumps to is among them.
     pub chains: BTreeMap<String, Chain>,
 }
 
@@ -86,8 +86,8 @@ pub enum Key {
     One(Type),
     /// Pairs of values: [`Element::Pair`].
     Pair(Type, Type),
-    /// Values in ranges (`flags interval`): [`Element::Range`]. Ranges of a set do not overlap and do not
-    /// touch: two that do are one.
+    /// Values in ranges (`flags interval`): [`Element::Range`]. Ranges of a set do not overlap and
+    /// do not touch: two that do are merged.
     Ranges(Type),
 }
 
@@ -166,7 +166,7 @@ impl Value {
         }
     }
 
-    /// The value behind it; none behind the last of its type.
+    /// The next value; `None` after the last of its type.
     pub fn next(self) -> Option<Self> {
         match self {
             Self::Interface(index) => index.checked_add(1).map(Self::Interface),
@@ -183,7 +183,7 @@ impl Value {
         }
     }
 
-    /// The value before it; none before the first of its type.
+    /// The value before it; `None` before the first of its type.
     pub fn previous(self) -> Option<Self> {
         match self {
             Self::Interface(index) => index.checked_sub(1).map(Self::Interface),
@@ -249,7 +249,7 @@ pub enum Expression {
     Protocol(Protocol),
     /// The packet is of the protocol with this number.
     Numbered(u8),
-    /// The field has a value from the first to the last, of the field's type. One value: both are equal.
+    /// The field has a value from the first to the last, of the field's type. For one value, both are equal.
     Within(Field, Value, Value),
     /// The field is in the set of this name.
     In(Field, String),
@@ -275,7 +275,7 @@ pub enum Expression {
     Count(String),
     /// A copy of the packet goes to the netlink group of this number, with this text.
     Log(String, u16),
-    /// The verdict that the map of this name has for the field; the next expression if it has none.
+    /// The verdict that the map of this name has for the field; without a verdict, the next expression.
     VerdictIn(Field, String),
     /// The end of the rule.
     Verdict(Verdict),

@@ -10,9 +10,9 @@
 //!                     on a bridge has an ingress policy, datagrams to all of a group }
 //! }
 //! ```
-//! br_netfilter shows IPv4 and IPv6 to the rules of family `inet`, but not under a VLAN tag, in PPPoE or
-//! in a frame of another kind. A pod that unpacks such a frame would receive what its policy denies. The
-//! receiver takes a tag of VLAN 0 for none, so that it needs no rights for that.
+//! br_netfilter shows IPv4 and IPv6 to the rules of family `inet`, but not under a VLAN tag, in
+//! PPPoE or in a frame of another kind. A pod that unpacks such a frame would receive what its
+//! policy denies. For a tag of VLAN 0 the pod needs no rights, because a receiver ignores that tag.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -56,7 +56,7 @@ const GROUPS6: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::from_bits(u128::MAX),
 );
 
-/// The table; empty while no pod is on a bridge. `is_quiet`: one of them is restricted in what it receives.
+/// The table; empty while no pod is on a bridge. `is_quiet`: a pod on a bridge is restricted in what it receives.
 pub(super) fn table(links: &NodeLinks, is_quiet: bool) -> Table {
     let mut table = Table::of(TableFamily::Bridge, TABLE);
     if links.bridges.is_empty() {

@@ -13,7 +13,7 @@ pub struct Tables {
     view: View,
 }
 
-/// A table that differs, or whose pods do.
+/// A table that differs, or that other pods use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A local table.
@@ -74,7 +74,7 @@ pub struct Txn<'a> {
 }
 
 impl Txn<'_> {
-    /// A pod comes, changes, or goes (none).
+    /// Puts a pod with its rules, or removes it (`None`).
     pub fn update(&mut self, pod: PodId, rules: Option<PodRules>) {
         match rules {
             Some(rules) => self.pods.insert(pod, rules),

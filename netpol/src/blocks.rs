@@ -13,7 +13,7 @@ pub fn pieces(block: &Block) -> Vec<IpNet> {
     })
 }
 
-/// A prefix without another, the widest piece first.
+/// A prefix without the addresses of another, the widest piece first.
 fn minus(whole: IpNet, except: IpNet) -> Vec<IpNet> {
     if except.contains(&whole) {
         return Vec::new();

@@ -20,7 +20,7 @@ use crate::{
 /// An object of one of the three kinds that count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// It runs on this node or another one.
+    /// A pod that runs on this node or another one.
     Pod(Arc<Pod>),
     /// A namespace with its labels.
     Namespace(Arc<Namespace>),
@@ -56,10 +56,10 @@ impl Object {
 /// What changes touched.
 #[derive(Debug, Default)]
 pub(crate) struct Touched {
-    /// Pods that are other than before, are in a namespace with other labels, or have or lost an
-    /// address with another pod.
+    /// Pods that changed, pods of a namespace whose labels changed, and pods that share or shared
+    /// an address with a pod that changed.
     pub(crate) pods: BTreeSet<PodId>,
-    /// Policies that came, went or are other than before.
+    /// Policies that came, went or changed.
     pub(crate) policies: BTreeSet<PolicyId>,
 }
 
@@ -78,7 +78,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Empty. `node` is the name of this node, whose pods are local.
+    /// A cache without objects. `node` is the name of this node, whose pods are local.
     pub(crate) fn new(node: &str) -> Self {
         Self {
             node: node.into(),
@@ -184,7 +184,7 @@ impl Cache {
         self.policies.values()
     }
 
-    /// Addresses with which a pod is a peer: those that it claims, unless a younger pod does.
+    /// Addresses with which a pod is a peer: those that it claims, unless a younger pod claims them.
     pub fn addresses(&self, pod: &Pod) -> impl Iterator<Item = IpAddr> {
         let claimed = pod.addresses.iter().copied();
         claimed.filter(|address| self.addresses.holder(*address) == Some(&pod.id))

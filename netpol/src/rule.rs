@@ -12,8 +12,8 @@ use crate::{
 
 /// A permission or a refusal for some packets.
 ///
-/// If one rule is about a part of the packets of another rule, it orders first. So the first rule in a
-/// sorted list that matches a packet is the closest one.
+/// If one rule is about a part of the packets of another rule, the narrower rule orders first. So
+/// the first rule in a sorted list that matches a packet is the closest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     /// Addresses of senders.

@@ -91,7 +91,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// By the first rule of a list; a list without one about the packet lets it pass.
+    /// The verdict of the first rule of a list that is about the packet; without such a rule the packet passes.
     fn by_list(rules: &'a [Rule], packet: &Packet, flow: Flow) -> Self {
         let found = rule::first(rules, packet);
         Self {
@@ -100,7 +100,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// This verdict, and if the packet passes also the next one.
+    /// This verdict, followed by the next one if the packet passes.
     pub fn then(mut self, next: impl FnOnce() -> Self) -> Self {
         if self.passes {
             let next = next();

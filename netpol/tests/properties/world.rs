@@ -169,7 +169,7 @@ fn port(random: &mut Random, families: Families) -> Value {
     }
 }
 
-/// A packet of which one side at least is a pod, mostly.
+/// A packet, of which mostly at least one side is a pod.
 pub(crate) fn packet(random: &mut Random, families: Families) -> Packet {
     loop {
         let [source, destination] = [(); 2].map(|()| address(random, families));

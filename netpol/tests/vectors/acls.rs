@@ -27,7 +27,7 @@ struct Vswitch {
 }
 
 impl Vswitch {
-    /// One with these lists, which a program that starts finds there.
+    /// A vswitch with these lists, which a program finds there when it starts.
     fn with(acls: Vec<Acl>) -> Self {
         let mut tables = Tables::new(Flow::Ingress);
         tables.resync(acl::import(&acls)).unwrap();

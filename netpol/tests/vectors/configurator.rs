@@ -162,7 +162,7 @@ fn policies_become_rules() {
         for (id, policies) in &selected {
             txn.put(id.clone(), Some(policies));
         }
-        // The second one of three fails.
+        // The second of three recorders fails.
         let recorded = [(); 3].map(|()| Rc::default());
         let mut recorders = [0, 1, 2].map(|n| Recorder {
             fails: n == 1,

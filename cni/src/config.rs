@@ -7,9 +7,9 @@ use serde_json::Value;
 use crate::{VERSIONS, failure::Failure};
 
 const SOCKET: &str = "/run/holdfast/cni.sock";
-/// How long ADD waits for the agent.
+/// How long ADD waits for the agent by default, seconds.
 const WAIT: u64 = 20;
-/// The longest such wait that can be set.
+/// The longest such wait that can be set, seconds.
 const LONGEST: u64 = 120;
 
 /// The configuration of one command.
@@ -138,7 +138,7 @@ impl Config {
         Ok(result.to_string())
     }
 
-    /// Attachments that are valid, of a GC.
+    /// The valid attachments of a GC.
     pub(crate) fn valid_attachments(&self) -> Option<&Vec<Value>> {
         self.whole.get("cni.dev/valid-attachments")?.as_array()
     }

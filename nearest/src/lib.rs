@@ -2,9 +2,9 @@
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
-/// Longer words are no misspelt ones. Comparing takes time with their length.
+/// Longest word that is compared, bytes: comparing takes more time with the length.
 const LONGEST: usize = 64;
-/// Less alike words are not meant, 0 to 1.
+/// Least likeness, 0 to 1, of a word that may be meant.
 const ALIKE: f64 = 0.84;
 
 /// The known word that is most like `word`, if one is like it.

@@ -12,10 +12,10 @@ use std::{
 /// Longest wait of the functions that panic: far longer than any state takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// The environment's name for how many times slower than usual this machine is.
+/// Environment variable that says how many times slower than usual this machine is.
 pub const TIME_FACTOR: &str = "HOLDFAST_TIME_FACTOR";
 
-/// Pauses between two probes: the first, and the longest. Each is twice as long as the last.
+/// Pauses between two probes: the first, and the longest. Each pause is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 

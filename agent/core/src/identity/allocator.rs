@@ -235,8 +235,8 @@ impl NodeLocal {
         Some(id)
     }
 
-    /// How many numbers for new label sets are in use or held. It may be too high unless all of them
-    /// may be used up.
+    /// How many numbers for new label sets are in use or held: never too low, and exact once they may be
+    /// used up.
     fn used(&self) -> usize {
         let all = self.slots.len() + self.withheld.len();
         let span = (self.max - self.min + 1) as usize;

@@ -112,7 +112,7 @@ pub enum Owner {
     Node,
     /// A local endpoint, at its own address.
     Endpoint(EndpointId),
-    /// A Service, for one of its addresses in the cluster.
+    /// A Service, `namespace/name`, for one of its addresses in the cluster.
     Service(Arc<str>),
     /// A Service, for an address outside that is routed to nodes.
     ExternalService(Arc<str>),

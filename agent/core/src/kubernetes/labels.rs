@@ -86,7 +86,7 @@ impl LabelFilter {
     }
 
     /// Whether a label makes an identity. If a rule excludes it, its longest including match has to be
-    /// longer than its shortest excluding one.
+    /// longer than its shortest excluding one. If no rule matches it, `only_included` decides.
     pub fn keeps(&self, label: &Label) -> bool {
         let (mut included, mut excluded): (usize, Option<usize>) = (0, None);
         for rule in &self.rules {

@@ -58,7 +58,7 @@ struct ReconcileRun {
     names: Option<NamesSeen>,
 }
 
-/// How many were seen, in the order that the name cache has right now. A name that moves because
+/// How many names were seen, in the order that the name cache has right now. A name that moves because
 /// another one is added is seen in another run.
 #[derive(Clone, Copy, Debug, Default)]
 struct NamesSeen {
@@ -207,7 +207,7 @@ impl ReconcileRun {
         }
     }
 
-    /// Whether a walk goes on that has seen so many more entries.
+    /// Whether a walk goes on after it saw `seen` more entries.
     fn goes_on(&mut self, seen: usize, known: usize) -> bool {
         self.walked += seen;
         seen >= BATCH && self.walked <= 2 * known + MAX_EXTRA_ENTRIES

@@ -1,5 +1,5 @@
-//! Services of the cluster: each has an identity, which its addresses have. It is another one for each
-//! address family, because the families have different backends.
+//! Services of the cluster. Each has one identity for each address family, which its addresses of that
+//! family have: the families have different backends.
 //!
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
 //! those of the identities behind it ([`super::state::policy_model`]); here they are read from the

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Times in a row that programs are attached again for a fault that may last: another program
 /// that also takes the first place would otherwise exchange places with ours for ever.
 const REGAINS: u32 = 3;
-/// So long after the last of [`REGAINS`] times, the programs are attached again.
+/// This long after the last of [`REGAINS`] times, the programs are attached once more.
 const TRUCE: Duration = Duration::from_secs(60);
 
 /// How far a run over the endpoints' programs is.

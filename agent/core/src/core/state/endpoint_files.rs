@@ -17,7 +17,7 @@ use crate::core::event::{MappingResult, StreamId};
 
 /// Least time between two writes of an endpoint's file for names alone, seconds.
 const MIN_INTERVAL: u64 = 5;
-/// For each so many pairs, that time is a second longer: each write has all pairs.
+/// That time grows by a second for each this many pairs, because each write has all pairs.
 const PAIRS_PER_SECOND: u64 = 1000;
 /// How long the first name since the last write waits for others, nanoseconds.
 const GATHER_TIME: u64 = 200_000_000;

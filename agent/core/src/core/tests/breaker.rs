@@ -129,7 +129,7 @@ fn a_combination_that_has_an_identity_is_no_new_one() {
     for (name, address) in [("a.test", "1.1.1.1"), ("b.test", "1.1.1.1")] {
         assert_eq!(learn(&mut node, name, address), Realised::Yes);
     }
-    // The limit is reached: known combinations are given on, and others get the nearest of them.
+    // The limit is reached: known combinations still work, and others get the nearest one.
     for (name, address) in [("a.test", "1.1.1.2"), ("b.test", "1.1.1.2")] {
         assert_eq!(learn(&mut node, name, address), Realised::Yes);
     }

@@ -130,7 +130,7 @@ fn a_pod_that_went_keeps_its_labels_as_a_backend_for_half_a_minute() {
     assert!(is_open(&member, VIP, 80));
     member.node.tick(member.node.now.plus_secs(1));
     assert!(!is_open(&member, VIP, 80));
-    // The only pod that is left has these labels.
+    // db-0 is the last pod with these labels.
     member.put(&db(&[KNOWN]));
     assert!(is_open(&member, VIP, 80));
     member.delete("Pod/default/db-0");

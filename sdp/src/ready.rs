@@ -14,8 +14,7 @@ shared_maps::words! {
         Rules => "rules",
         /// The pinned maps, or the agent's tables in their place.
         Endpoints => "endpoints",
-        /// A slot, where the datapath steers packets by slots: without a slot the proxy gets no
-        /// packets.
+        /// A slot, where the datapath steers packets by slots: without one none comes here.
         Steering => "steering",
         /// The process is not draining.
         Staying => "staying",

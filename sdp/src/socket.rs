@@ -94,8 +94,8 @@ pub(crate) fn listen(socket: &Socket, at: SocketAddr) -> Result<(), SocketError>
 
 /// A socket that sends answers from `port` of any address: source addresses are given per packet.
 ///
-/// It is bound to an address to which nobody sends queries, so that it receives nothing meant for
-/// other sockets.
+/// It is bound to an address to which no client sends queries, so that it receives nothing meant
+/// for other sockets.
 pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, SocketError> {
     let [high, low] = dummy.to_be_bytes();
     let at = if ipv6 {

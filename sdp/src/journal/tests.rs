@@ -1,5 +1,5 @@
 //! Journals of several processes in one directory. A killed process is represented by a copy of its
-//! file, which nobody has locked.
+//! file, which no process has locked.
 
 use std::{fs, sync::mpsc, time::Duration};
 

@@ -147,7 +147,7 @@ impl Settling {
         self.ready
     }
 
-    /// Another source is in use, so its time begins anew.
+    /// Another source is in use, so its time begins again.
     pub(super) fn begin(&mut self) {
         self.since = None;
     }

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::process;
 
-/// Writes them; the same tests fail if they are out of date.
+/// Writes these files. The same tests fail if the files are out of date.
 pub(crate) fn write() -> Result<()> {
     let tests = ["--test", "metrics_page", "--test", "command_line_files"];
     let mut test = process::command("cargo", &["test", "--locked", "-p", "holdfast-agent-lib"]);

@@ -26,18 +26,18 @@ use tally::Tally;
 
 /// A file of tests that runs longer hangs: it is ended and counts as failed.
 const E2E_LIMIT: Duration = Duration::from_secs(10 * 60);
-/// The same for the long runs.
+/// The same limit for the nightly tests.
 const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
-/// Its tests that are the tier of the same name.
+/// Beginning of the names of the tests that form the tier `hostile`.
 const HOSTILE: &str = "hostile::";
 /// Where the tests of `e2e` find the previous version's programs.
 const PREVIOUS_SDP: &str = "HOLDFAST_PREVIOUS_SDP";
 const PREVIOUS_AGENT: &str = "HOLDFAST_PREVIOUS_AGENT";
 
-/// Runs `tier`, or unit, kernel, netns, image, packages, cri and guest, and prints the sum.
+/// Runs `tier`, or else unit, kernel, netns, image, packages, cri and guest, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kernel>) -> Result<()> {
     if kernel.is_some() && tier != Some(Tier::Kernels) {
         bail!("--kernel needs --tier kernels: the other tiers run on this machine's kernel");
@@ -125,7 +125,7 @@ fn unit(filter: Option<&str>) -> Result<Tally> {
     observe("cargo test", command, Output::AtOnce, None)
 }
 
-/// Every fuzzer for [`FUZZ_FOR`]; one that finds something counts as a failure.
+/// Runs every fuzzer for [`FUZZ_FOR`]. A fuzzer that finds something counts as a failure.
 fn fuzzers() -> Result<Tally> {
     heading("fuzzers");
     let findings = fuzz::run(None, FUZZ_FOR)?;
@@ -139,7 +139,7 @@ fn fuzzers() -> Result<Tally> {
     Ok(tally)
 }
 
-/// The images, of the programs that the tiers before have built.
+/// Makes and checks the images, with the programs that earlier tiers have built.
 fn images() -> Result<Tally> {
     heading("image");
     let mut tally = Tally::default();
@@ -214,8 +214,8 @@ struct Job {
     lanes: usize,
 }
 
-/// Runs the jobs, first those of which most may run at the same time. Each makes namespaces and
-/// pins of its own, so they do not meet.
+/// Runs the jobs, beginning with those of which most may run at the same time. Each job makes its
+/// own namespaces and pins, so jobs do not affect each other.
 fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
     let mut groups = BTreeMap::<usize, Vec<Job>>::new();
     for job in jobs {
@@ -268,7 +268,7 @@ enum Output {
 
 /// Runs a test program, passes its output on and counts its results.
 ///
-/// One that dies without a result, or exceeds `limit`, counts as one failure.
+/// A program that dies without a result, or exceeds `limit`, counts as one failure.
 fn observe(
     name: &str,
     mut command: Command,
@@ -310,7 +310,8 @@ fn observe(
         }
         thread::sleep(Duration::from_millis(50));
     };
-    // What the program left behind may hold the pipe open: do not wait for it then.
+    // Processes that a hung program left behind may hold the pipe open, so the output is not
+    // awaited.
     let mut tally = if hung {
         Tally::default()
     } else {

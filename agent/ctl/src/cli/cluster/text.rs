@@ -9,7 +9,7 @@ use super::{
 };
 use crate::cli::show::counted;
 
-/// Most characters of a problem in the table; `-o json` has all.
+/// Maximum characters of a problem in the table; `-o json` shows more.
 const CHARACTERS: usize = 160;
 
 pub(super) fn text(report: &Report) -> String {

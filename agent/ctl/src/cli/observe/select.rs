@@ -42,7 +42,7 @@ impl Selection<'_> {
     }
 }
 
-/// The address of one side: of ARP it has no port.
+/// The address of one side. The text has no port if the packet is ARP.
 fn address(end: &str) -> Option<IpAddr> {
     let of_socket = end.parse::<SocketAddr>().map(|socket| socket.ip());
     of_socket.or_else(|_| end.parse()).ok()

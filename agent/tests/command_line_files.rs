@@ -201,7 +201,7 @@ fn each_program_starts_with_its_file_and_with_all_defaults_written_out() {
     }
 }
 
-/// Into the directory of HOLDFAST_PAGES, if that is set.
+/// Writes into the directory of HOLDFAST_PAGES, if that is set.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
 fn man_pages_and_completions_are_made() {

@@ -7,10 +7,10 @@
 //!   if the proxy counts it as released unplumbed;
 //! - nothing is removed before lease end + 5 s, except leases that their holders returned.
 //!
-//! - where expired addresses are kept for connections: what one uses has its labels.
+//! - where expired addresses are kept for connections: an address that a connection uses has its labels.
 //!
-//! All as long as maps take what is written: while they do not, policy that proxies have
-//! (`docs/design/0004-rules-after-failures.md`) may be ahead of them.
+//! All of this holds while writes to maps succeed. While they fail, policy that proxies have
+//! (`docs/design/0004-rules-after-failures.md`) may be ahead of the maps.
 //!
 //! Once everything has come to rest, every answer that is still valid is plumbed, whatever was
 //! killed in between; and when all has expired, nothing is left.
@@ -38,7 +38,7 @@ const TTLS: [u32; 5] = [SHORTEST, 20, 60, 600, LONGEST];
 /// Number of proxies at once.
 const PROXIES: usize = 2;
 
-/// Always there, so that answers are accepted.
+/// A policy that is always there, so that answers are accepted.
 const DNS: &str = r"
   endpointSelector: {}
   egress:
@@ -387,7 +387,7 @@ fn a_killed_proxys_lease_is_honoured_to_its_end() {
     ]);
 }
 
-/// It is over with the process, however long its TTL was.
+/// The lease is over with the process, however long the answer's TTL was.
 #[test]
 fn a_killed_proxys_lease_ends_when_its_process_has_ended() {
     let mut world = World::new();

@@ -19,7 +19,7 @@ use tonic::Streaming;
 
 use crate::lab::{Lab, Mappings, TEST_TIMEOUT, mapping, pod, policy};
 
-/// A lab where the pod may reach `*.example.com`: its number, and a stream of mappings.
+/// A lab where the pod may reach `*.example.com`, with the pod's endpoint number and a stream of mappings.
 async fn reporting() -> (Lab, u32, Mappings) {
     let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;

@@ -25,7 +25,7 @@ pub struct StandbyView {
     pub version: String,
     /// Since when it waits, RFC 3339.
     pub since: String,
-    /// Process id of the agent that owned the node then, as the standby sees it; none if it cannot see it.
+    /// Process id of the agent that owned the node at that time, as the standby sees it; `None` if it cannot see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
 }

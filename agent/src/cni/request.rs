@@ -54,7 +54,7 @@ pub(super) enum CniRequest {
     /// Interfaces that are not in the list are gone.
     #[serde(rename = "GC")]
     Collect {
-        /// All that the runtime has.
+        /// All interfaces that the runtime has.
         valid: Vec<Valid>,
     },
 }
@@ -72,7 +72,7 @@ pub(super) struct Valid {
 mod tests {
     use super::*;
 
-    /// As the plugin writes them; its own tests have the same texts.
+    /// The texts are those that the plugin writes; its own tests have them too.
     #[test]
     fn the_plugins_requests_are_read() {
         let add = r#"{"command":"ADD","containerId":"2d1a","netns":"/var/run/netns/cni-5503",

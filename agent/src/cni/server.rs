@@ -1,8 +1,7 @@
 //! Requests to the socket of the CNI plugin.
 //!
-//! An ADD is answered once the pod is under policy: its labels are known, and what a restart needs is on
-//! disk, and its policy and its addresses are in force. Until then the container runtime does not start
-//! it.
+//! An ADD is answered once the pod is under policy: its labels are known, what a restart needs is on disk, and its
+//! policy and its addresses are in force. Until then the container runtime does not start the pod.
 
 use std::{
     collections::BTreeSet,
@@ -36,11 +35,11 @@ use crate::{
     refusal::{self, Refusal},
 };
 
-/// Bytes of a request at most: a list of all attachments of a node.
+/// Maximum bytes of a request. The longest one lists all attachments of a node.
 const BODY: usize = 1 << 20;
 /// The longest that an ADD waits.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Interfaces that are looked up at the same time.
+/// Maximum interfaces that are looked up at the same time.
 const LOOKUPS: usize = 4;
 /// Answers requests on the CNI plugin's socket.
 #[derive(Clone)]
@@ -212,7 +211,7 @@ impl<E: Enforcement> CniServer<E> {
         }
     }
 
-    /// A look-up that hangs keeps its turn, and the runtime gets an answer all the same.
+    /// A look-up that hangs keeps its permit, but the runtime gets an answer.
     async fn attach(
         &self,
         attachment: Attachment,
@@ -275,7 +274,7 @@ impl<E: Enforcement> CniServer<E> {
         self.change(move || enforcement.detach_others(&valid)).await
     }
 
-    /// Removes pods, and waits until that is carried out.
+    /// Removes pods, and waits until the removal is carried out.
     async fn change(
         &self,
         change: impl FnOnce() -> Result<usize, EndpointError> + Send + 'static,

@@ -26,7 +26,7 @@ pub struct Parsed {
     pub ignored: Vec<String>,
 }
 
-/// Why there is no command line. Exit code 2.
+/// Why there is no usable command line.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     /// Wrong usage, or a request for help.

@@ -86,7 +86,7 @@ pub(super) async fn host_side(
     })
 }
 
-/// Addresses that the node reaches by the bridge. Refuses a bridge by which it reaches none.
+/// Addresses that the node reaches through the bridge. Fails if there are none.
 async fn led_to(
     handle: &rtnetlink::Handle,
     netns: &Netns,

@@ -1,10 +1,9 @@
 //! Where endpoints come from: the endpoint directory, the command line, and the CNI plugin.
 //!
-//! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
-//! long as its host-side interface exists: at a start the last run's endpoints are
-//! [`Restored`](EndpointBook::open). It goes when its document is removed or its interface is
-//! gone. A document that names a process by number is resolved once: when its interface is gone,
-//! another process may have the number.
+//! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as long as its host-side
+//! interface exists. At a start this holds for the endpoints of the last run (`restored` of [`EndpointBook::open`]).
+//! An endpoint is removed when its document is removed or its interface is gone. A document that names a process by
+//! number is resolved once: when its interface is gone, another process may have the number.
 //!
 //! Nothing passes the host-side interface of a pod whose endpoint cannot be found, or is found at
 //! another interface than before and is not under policy there yet
@@ -71,7 +70,7 @@ pub struct Unresolved {
     pub reason: String,
 }
 
-/// How often the first listing reads all documents, while a document has an error that may pass.
+/// How often the first listing reads all documents, while a document has an error that may go away by itself.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -104,7 +103,7 @@ struct State {
     listing: LastListing,
     marks: Marks,
     found: BTreeMap<String, Found>,
-    /// Where endpoints were found that are wanted and not found now.
+    /// Where wanted endpoints that are not found now were found last.
     left: BTreeMap<String, Place>,
     containers: Containers,
     /// Why a container could not be looked for.
@@ -152,14 +151,14 @@ struct Marks {
 struct Problems {
     unresolved: BTreeMap<String, String>,
     retries: Retries,
-    /// The last look failed for a reason that may pass.
+    /// The last look failed for a reason that may go away by itself.
     passing: bool,
 }
 
 /// An endpoint that was found, and whether the core has it.
 struct Found {
     spec: EndpointSpec,
-    /// The namespace that its document named then; none = not known.
+    /// The namespace that its document named when it was found; `None` = not known.
     namespace: Option<NamespaceId>,
     delivered: bool,
     /// Another document has this interface now.
@@ -167,10 +166,9 @@ struct Found {
 }
 
 impl EndpointBook {
-    /// The book of a directory and of the list of endpoints added by command, which is
-    /// read here. `restored` are the endpoints of the last run on this boot. `gate` closes
-    /// interfaces; none = there is no kernel. `deliver` gets the events; it may block while the
-    /// core is busy.
+    /// The book of a directory and of the list of endpoints added by command, which is read here. `restored` are the
+    /// endpoints of the last run on this boot. `gate` closes interfaces; `None` = none can be closed. `deliver` gets
+    /// the events; it may block while the core is busy.
     pub fn open(
         dir: Option<PathBuf>,
         file: CliFile,
@@ -369,7 +367,7 @@ impl EndpointBook {
         Ok(spec)
     }
 
-    /// Removes one that was added by command.
+    /// Removes an endpoint that was added by command.
     pub fn remove(&self, key: &str) -> Result<(), EndpointError> {
         let mut state = self.state.lock();
         if !cli::is_key(key) || state.documents.remove(key).is_none() {
@@ -400,7 +398,7 @@ impl EndpointBook {
         names.collect()
     }
 
-    /// What is not in force.
+    /// Documents that are not in force, and why.
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
         let unresolved = state.problems.unresolved.iter();
@@ -424,8 +422,8 @@ impl State {
         Ok(())
     }
 
-    /// The endpoint that the one with this key replaces: it has the same interface, and the agent
-    /// took its pod in. Any other endpoint with this interface is an error.
+    /// The endpoint that the one with this key replaces: it has the same interface, and the agent found it by its
+    /// pod's address. Any other endpoint with this interface is an error.
     fn former(
         &self,
         key: &str,

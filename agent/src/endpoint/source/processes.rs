@@ -57,7 +57,7 @@ impl Process {
         }
     }
 
-    /// Whether nothing shows that it is another process, or that it is in another namespace now.
+    /// Whether both are the same process in the same namespace, as far as is known.
     fn is_same(&self, other: &Self) -> bool {
         let netns = self.netns.zip(other.netns);
         self.pid == other.pid
@@ -71,7 +71,7 @@ impl Process {
 /// without the file, a number would mean any process.
 #[derive(Default)]
 pub(super) struct Processes {
-    /// The file that counts if it is there goes first.
+    /// Paths of the file. The first one that exists counts.
     paths: Vec<PathBuf>,
     known: BTreeMap<String, Process>,
 }
@@ -147,7 +147,7 @@ impl Processes {
     }
 }
 
-/// None if there is no file, or none that can be used.
+/// `None` if there is no usable file.
 fn read(path: &Path, damaged: &mut Vec<String>) -> Option<BTreeMap<String, Process>> {
     let why = match read_or_set_aside(path, |bytes| serde_json::from_slice(bytes)) {
         Ok(known) => return known,

@@ -176,7 +176,7 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     let closed = Arc::clone(&gate.0);
     let mut gated = Gated::new(Some(Box::new(gate)), Interfaces::default());
     let is = |expected: &[u32]| assert_eq!(*closed.lock(), expected.iter().copied().collect());
-    // Interface 2 has the programs of an endpoint: only one that was left is closed.
+    // Interface 2 has the programs of an endpoint: it is closed only if it was left.
     assert!(!gated.close(KEY, 2, Until::Attached));
     assert!(gated.close(KEY, 1, Until::Attached));
     is(&[1]);
@@ -197,7 +197,7 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     assert_eq!(gated.len(), 1);
 }
 
-/// Every look-up of an interface fails, and not because there is none.
+/// Every look-up of an interface fails for another reason than a missing interface.
 fn blind() -> Interfaces {
     let no_socket = fs::File::open("/dev/null").unwrap();
     Interfaces::through(InterfaceNames::from(OwnedFd::from(no_socket)))

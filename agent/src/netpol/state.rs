@@ -56,7 +56,7 @@ pub(super) struct State {
     pub(super) attached: Attached,
     /// Addresses that the runtime took from pods, until their tracked connections are deleted.
     pub(super) freed: BTreeSet<IpAddr>,
-    /// Number of the changes so far.
+    /// Number of changes so far.
     pub(super) generation: u64,
     pub(super) unenforced: Unenforced,
     /// Refused documents.
@@ -77,16 +77,16 @@ pub(super) struct State {
     pub(super) unstored: Option<String>,
     /// Files for a VPP vswitch; none without `--vpp-export-dir`.
     pub(super) exports: Option<Exports>,
-    /// The state with this number was due to be exported last.
+    /// The number of the state that was last due to be exported.
     exported: Option<u64>,
     /// When policies that are set aside are looked at again, though no policy changes.
     reconsidered: Instant,
 }
 
-/// Least time between two such looks, and how many times longer than a look it is.
+/// Least time between two such looks, and the same as a multiple of the time that a look takes.
 const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
 
-/// An enforcer that has not run for so long hangs: a change of a million elements takes a second.
+/// An enforcer that has not run for this long hangs: a change of a million elements takes a second.
 const ALIVE: Duration = Duration::from_secs(60);
 
 /// How far the policies are in force.
@@ -98,7 +98,7 @@ pub(super) struct Force {
     pub(super) changed: Option<(Instant, usize)>,
     /// Why the last change is not in force.
     pub(super) failing: Option<String>,
-    /// The kernel has had the table with so many changes.
+    /// Number of changes in the table that the kernel accepted last.
     pub(super) accepted: u64,
     /// When the enforcer last ran.
     pub(super) beat: Instant,
@@ -274,7 +274,7 @@ impl State {
         tables
     }
 
-    /// Addresses of the pods of this node; those that the CNI plugin just added too.
+    /// Addresses of the pods of this node, with those that the CNI plugin just added.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pipeline.pods().values();
         let pods = pods.flat_map(|pod| pod.addresses.iter());
@@ -362,7 +362,7 @@ mod tests {
         }
         state.refuse(Vec::new());
         assert!(state.is_known());
-        // Later it has a good version, and others are not known to have been in force.
+        // Later refusals do not count: a good version of `web` is known, and `new` may never have been in force.
         state.refuse(vec![
             refused("NetworkPolicy/shop/web"),
             refused("NetworkPolicy/shop/new"),

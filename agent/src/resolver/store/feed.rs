@@ -24,7 +24,7 @@ struct State {
     is_listed: bool,
     /// The listing was given out.
     has_begun: bool,
-    /// By `namespace/name`; none = the object is gone.
+    /// By `namespace/name`; `None` = the object is gone.
     waiting: BTreeMap<String, Option<Arc<Resolver>>>,
 }
 

@@ -172,7 +172,7 @@ async fn one_of_two_agents_on_a_directory_writes_and_the_other_takes_over() {
         .update_status(&key("a"), &object.version, &status(&name, 1))
         .await;
     assert!(matches!(written, Ok(Updated::Done(_))), "{written:?}");
-    // The link, not what it leads to.
+    // Removes the link, not the directory that it leads to.
     fs::remove_file(second.dir.path()).unwrap();
 }
 

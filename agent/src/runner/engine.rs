@@ -17,9 +17,9 @@ use shared_maps::EndpointId;
 use super::Feeds;
 use crate::proxies::Proxies;
 
-/// Failed steps of one plan that are logged one by one.
+/// Maximum failed steps of one plan that are logged one by one.
 const LOGGED: usize = 10;
-/// Mappings and steps that a stream's own thread carries out at most.
+/// Maximum mappings, and maximum steps, that a stream's own thread carries out.
 const FEW: usize = 16;
 
 /// What became of an event that a stream's thread tried to carry out.
@@ -156,7 +156,7 @@ impl Engine {
         }
         let effects = self.core.commit(BootTime::now(), plan, &failures);
         if by_source || !writes_files_only {
-            // Before the rules that lean on it.
+            // This comes before the rules that refer to the change.
             self.proxies.changed();
         }
         self.publish(effects);

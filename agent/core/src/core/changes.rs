@@ -5,7 +5,7 @@
 //! 2. The rules, endpoint by endpoint. Each endpoint is under the old or under the new rules, and
 //!    addresses have the labels of both.
 //! 3. Removal of labels that no policy uses any more.
-//! 4. DNS rules into files.
+//! 4. Writing of the DNS rules into files.
 //!
 //! A stage has one or more parts. Each part is a plan of its own, and changes an endpoint completely or
 //! not at all. Proxies keep the former DNS rules until the last part is committed. Mappings that arrive

@@ -49,7 +49,7 @@ pub struct Summary {
     /// Addresses that have the identity of some of their names only, because of that limit.
     pub addresses_limited: usize,
     pub endpoint_identities: usize,
-    /// Label sets of pods, by where their numbers come from; none = this node gives the numbers.
+    /// Label sets of pods, by where their numbers come from; `None` = this node gives the numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_identities: Option<ClusterCounts>,
     /// Pods that the cluster's objects name.
@@ -102,7 +102,7 @@ pub struct LimitView {
     /// What is limited, for example `endpoints`.
     pub what: String,
     pub used: usize,
-    /// The limit; none = not limited.
+    /// The limit; `None` = not limited.
     pub most: Option<usize>,
 }
 
@@ -255,9 +255,9 @@ pub struct DnsRulesView {
     /// `UDP` or `TCP`.
     pub protocol: String,
     pub selector: String,
-    /// Server identities; none = any server.
+    /// Server identities; `None` = any server.
     pub servers: Option<Vec<u32>>,
-    /// Names; none = every name.
+    /// Names; `None` = every name.
     pub names: Option<Vec<String>>,
 }
 
@@ -271,7 +271,7 @@ pub struct IdentityView {
     /// Where the number comes from.
     #[serde(default)]
     pub source: NumberSource,
-    /// When the object of the number was made, seconds since 1970; none = it has no object, or the
+    /// When the object of the number was made, seconds since 1970; `None` = it has no object, or the
     /// object does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,

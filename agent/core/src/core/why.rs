@@ -113,7 +113,7 @@ pub struct AddressFound {
     pub owners: Vec<String>,
     /// The intended identity; 0 = none.
     pub wanted: u32,
-    /// The identity that the datapath was given; none = no entry.
+    /// The identity that the datapath was given; `None` = no entry.
     pub given: Option<u32>,
     /// Its labels got no identity.
     pub unresolved: bool,

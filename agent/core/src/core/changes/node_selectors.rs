@@ -1,4 +1,4 @@
-//! What EgressFirewalls select of nodes: blocks of their addresses, and labels of their objects.
+//! What EgressFirewalls select nodes by: blocks of their addresses, and labels of their objects.
 //!
 //! Owns which blocks and which keys of labels are selected. It keeps one invariant: an address of
 //! a node has the label of the longest selected block that covers it, and those labels of its node

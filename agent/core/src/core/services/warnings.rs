@@ -40,7 +40,7 @@ struct Refused<'a> {
 }
 
 impl State {
-    /// Services with the address of another one, and Services that are closed because policy treats
+    /// Services with the address of another Service, and Services that are closed because policy treats
     /// their backends differently.
     pub(crate) fn service_warnings(&self) -> Vec<String> {
         let mut found: Vec<String> = self.without_pod_blocks().into_iter().collect();

@@ -42,7 +42,7 @@ struct Background {
 #[derive(Debug, Default)]
 struct File {
     presence: Presence,
-    /// DNS rules in the file; none if unknown.
+    /// DNS rules in the file; `None` if unknown.
     rules: Option<Arc<EndpointRules>>,
     written_at: BootTime,
     due: Option<BootTime>,

@@ -72,7 +72,7 @@ impl IdentityBudget {
         self.awaited.clear();
     }
 
-    /// Whether so many combinations have an identity, or will have one.
+    /// Whether `max` combinations have an identity, or will have one.
     pub(crate) fn is_used_up(&self, max: usize) -> bool {
         self.combinations + self.awaited.len() >= max
     }

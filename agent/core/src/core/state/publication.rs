@@ -1,9 +1,9 @@
 //! The revision of the policy, and which DNS rules proxies have.
 //!
-//! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies
-//! were last given (the published ones), and the marks that say which of the two are behind. It
-//! keeps one invariant: proxies never have a rule that the agent does not judge by, and they get
-//! none before the datapath has the policy that it depends on.
+//! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies were
+//! last given (the published ones), and the marks that say which of the two are behind. It keeps one
+//! invariant: proxies never have a rule that the agent does not judge by, and they get no rule before
+//! the datapath has the policy that the rule depends on.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -17,7 +17,7 @@ use crate::core::state::{hold::Hold, location::RuleKey};
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     is_complete: bool,
-    /// Keys applied since the listing began; none = no listing is in progress.
+    /// Keys applied since the listing began; `None` = no listing is in progress.
     seen: Option<BTreeSet<String>>,
 }
 

@@ -67,7 +67,7 @@ pub(super) fn old() -> World {
     world
 }
 
-/// The same, where the next change of policy is one plan for each endpoint and prefix.
+/// The same world, where the next change of policy is one plan for each endpoint and prefix.
 fn old_in_parts() -> World {
     let mut world = old();
     world.node.in_parts(1);

@@ -201,7 +201,7 @@ fn reserved(labels: u32) -> Option<IdentityId> {
         .map(|(_, id)| id)
 }
 
-/// A selector with the reading of it.
+/// A selector, and whether it selects labels by a reading of its own.
 type Read = (Selector, fn(u32) -> bool);
 
 /// Selectors that are always registered.

@@ -262,7 +262,7 @@ fn an_endpoint_whose_new_labels_have_no_number_is_named() {
     let waiting = member.node.core.state.endpoints.waiting();
     let reasons: Vec<&String> = waiting.map(|(_, reason)| reason).collect();
     assert!(reasons[0].contains("no identity number"), "{reasons:?}");
-    // It gets its number once one is free, without another event.
+    // The pod gets its number once one is free, without another event.
     let some = shared_maps::IdentityId(300);
     member.node.core.state.numbers.release_endpoint(some);
     for _ in 0..2 {

@@ -456,7 +456,7 @@ fn writes_of_a_table_that_fail_leave_the_old_verdict() {
     ];
     let mut dice = Dice(23);
     for round in 0..80 {
-        // The same destinations: no prefix gets another identity.
+        // Both lists have the same destinations: no prefix gets another identity.
         let to = destinations(&mut dice);
         let (first, second) = (list_of(&mut dice, &to), list_of(&mut dice, &to));
         let mut right = node();

@@ -63,7 +63,7 @@ impl ServiceAddresses {
         }
     }
 
-    /// Addresses that several Services have: the address, its Service, and another one.
+    /// Addresses that several Services have: the address, its Service, and another Service.
     pub(crate) fn contested(&self) -> impl Iterator<Item = (IpAddr, &str, &str)> {
         self.holders.iter().flat_map(|(address, holders)| {
             let (first, others) = match holders.split_first() {

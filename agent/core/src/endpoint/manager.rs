@@ -91,7 +91,7 @@ impl Endpoints {
         self.by_id.get_mut(&id)
     }
 
-    /// The endpoint with this key of its source.
+    /// The endpoint to which its source gave this key.
     pub(crate) fn by_key(&self, key: &str) -> Option<EndpointId> {
         self.by_key.get(key).copied()
     }

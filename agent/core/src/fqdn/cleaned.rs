@@ -11,9 +11,9 @@ const VERSION: u32 = 1;
 /// Names asked to be forgotten, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cleaning {
-    /// The endpoint whose names are forgotten; none = those of all endpoints.
+    /// The endpoint whose names are forgotten; `None` = those of all endpoints.
     pub endpoint: Option<EndpointId>,
-    /// Names that this pattern matches; none = all.
+    /// Names that this pattern matches; `None` = all.
     pub pattern: Option<String>,
     /// Answers that were seen until then are void.
     pub at: BootTime,
@@ -25,7 +25,7 @@ pub struct Cleaning {
 /// Content of `cleaned_names.json`: which names no answer from before may open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanedNames {
-    /// Boot whose clock the times are of: proxies remember nothing of another one.
+    /// Boot whose clock the times are of: proxies remember nothing of another boot.
     pub boot_id: String,
     /// In any order.
     pub cleanings: Vec<Cleaning>,

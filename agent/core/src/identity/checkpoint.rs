@@ -60,8 +60,8 @@ pub enum CheckpointError {
     NewerLogic(u64),
 }
 
-/// Renders `local_allocator_state.json`: each time the whole of it, as often as there are new
-/// identities. So the texts of entries are kept.
+/// Renders the whole of `local_allocator_state.json` each time there are new identities. So it keeps
+/// the texts of entries.
 #[derive(Debug, Default)]
 pub struct IdentityFile {
     entries: HashMap<IdentityId, (LabelSet, String)>,

@@ -47,7 +47,7 @@ struct Written {
 /// First line of the second file.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    /// Checksum of the first file. Additions to another one do not count.
+    /// Checksum of the first file. Additions to another file do not count.
     adds_to: String,
 }
 

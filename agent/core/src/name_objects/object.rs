@@ -97,7 +97,7 @@ impl Resolver {
         }
     }
 
-    /// All addresses of its status of the families that are on, outside `left_out`.
+    /// All addresses of its status that are of a family in use, and not in `left_out`.
     pub fn addresses(&self, wanted: &AddressFilter) -> BTreeSet<IpAddr> {
         let addresses = self.status.names.iter().flat_map(|name| &name.addresses);
         addresses

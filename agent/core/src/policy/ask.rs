@@ -1,5 +1,5 @@
-//! `policy trace`: what documents say of one party that sends to another. Pure: needs neither
-//! endpoints nor a datapath.
+//! `policy trace`: what documents say of one party that sends to another. It needs neither endpoints
+//! nor a datapath.
 
 mod asking;
 

@@ -38,7 +38,7 @@ pub struct TierRule {
     pub ports: Vec<PortRule>,
 }
 
-/// What a tier does with a packet that a rule of it covers.
+/// What a tier does with a packet that one of its rules covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierAction {
     Deny,

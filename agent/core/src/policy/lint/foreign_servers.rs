@@ -1,4 +1,4 @@
-//! DNS rules that let a server of one namespace answer names that a policy of another one opens.
+//! DNS rules that let a server of one namespace answer names that a policy of another namespace opens.
 //!
 //! Addresses have the labels of names for the whole node. So the owner of a namespace that runs a
 //! DNS server, and lets its pods ask that server for such a name, could open any address to the pods
@@ -146,7 +146,7 @@ fn namespace(document: &PolicyDocument) -> Option<&str> {
     parts.next().and(first)
 }
 
-/// Whether a policy may be about the pods that another one is about.
+/// Whether a policy may be about the pods that `other` is about.
 fn is_for(policy: &PolicyDocument, other: &PolicyDocument) -> bool {
     namespace(policy).is_none() || namespace(policy) == namespace(other)
 }

@@ -83,9 +83,8 @@ pub(crate) fn group_label(name: &str) -> Label {
 
 /// Key of [`group_label`] before the group's name.
 const GROUP_NAME: &str = "io.cilium.policy.cidrgroupname/";
-/// What the key of a block's label begins with that stands for a label of its group; `group/key:value`
-/// follows. Groups that overlap may give one key several values, and each label of a set has its own
-/// key.
+/// Start of the key of the label that stands for a label of a block's group; `group/key:value` follows.
+/// Groups that overlap may give one key several values, and each label of a set has its own key.
 const GROUP_LABEL: &str = "holdfast.cidrgrouplabel/";
 
 /// Labels that blocks of a group have.

@@ -20,7 +20,7 @@ pub(crate) struct Subscription {
     pub(crate) groups: &'static [MulticastGroup],
     /// Makes a filter for each attempt.
     pub(crate) filter: fn() -> Box<Filter>,
-    /// How the agent follows while no event comes, for the log.
+    /// How the agent notices changes while no event comes, for the log.
     pub(crate) instead: &'static str,
 }
 

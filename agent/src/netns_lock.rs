@@ -41,7 +41,7 @@ pub(crate) enum NetnsError {
         /// Process id as that agent sees it.
         pid: String,
     },
-    /// The kernel gives no such socket, or does not list them.
+    /// The kernel refuses such a socket, or the sockets cannot be listed.
     #[error("cannot see which agents run in this network namespace: {0}; mount /proc")]
     Io(#[from] io::Error),
 }
@@ -72,7 +72,7 @@ impl NetnsLock {
     }
 }
 
-/// Process id of a `run` in this network namespace, as it sees it; none if there is none.
+/// Process id of a `run` in this network namespace, as that agent sees it; `None` if there is none.
 pub(crate) fn run() -> io::Result<Option<String>> {
     let names = names()?;
     let mut of_run = names.iter().filter_map(|name| name.strip_prefix(RUN));

@@ -37,7 +37,7 @@ pub struct Unrevoked {
 }
 
 impl Core {
-    /// Cleaned pairs that are still open; only of names that `pattern` matches, if there is one.
+    /// Cleaned pairs that are still open. If there is a pattern, only those of names that match it.
     pub fn unrevoked(&self, pattern: Option<&str>) -> Vec<Unrevoked> {
         self.state.unrevoked(pattern)
     }

@@ -355,7 +355,7 @@ impl State {
         self.is_sound(address) && self.config.refused_prefixes.covering(address).is_none()
     }
 
-    /// Whether an address is that of one machine outside.
+    /// Whether an address can be that of a single machine outside.
     pub(super) fn is_sound(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),

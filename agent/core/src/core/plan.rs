@@ -40,7 +40,7 @@ pub struct Plan {
     forgotten: Vec<(IdentityId, LabelSet)>,
     /// Revocations to send once the plan is committed.
     revocations: Vec<Revocation>,
-    /// Interfaces that lose programs of these numbers.
+    /// For each number, the interfaces that lose its programs.
     uncovered: BTreeMap<EndpointId, BTreeSet<u32>>,
 }
 

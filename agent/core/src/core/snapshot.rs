@@ -127,8 +127,7 @@ pub struct Counters {
     pub addresses_refused: u64,
     /// Answers for names that `toFQDNs` rules select, from DNS servers that are not trusted.
     pub answers_untrusted: u64,
-    /// Prefixes whose labels were looked at, because they or those of a prefix that covers
-    /// them changed.
+    /// Prefixes whose labels were looked at, because these or the labels of a covering prefix changed.
     pub prefixes_resolved: u64,
     pub ipcache_writes: u64,
     pub policy_writes: u64,

@@ -31,8 +31,8 @@ pub enum Step {
     /// Write an endpoint's `ep_config.json`.
     WriteEndpoint(EndpointId, String),
     /// Write an endpoint's `ep_config.json` for names alone. It may be done after the plan:
-    /// [`crate::core::Event::NamesKept`] with this number says so. A later step about the same file
-    /// comes after it.
+    /// [`crate::core::Event::NamesKept`] with this number says when it is done. A later step about
+    /// the same file comes after it.
     KeepNames(EndpointId, u64, LateText),
     /// Write the names that are to be forgotten, as `cleaned_names.json` has them.
     KeepCleaned(String),

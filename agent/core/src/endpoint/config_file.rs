@@ -52,8 +52,8 @@ impl EndpointFile {
         }
     }
 
-    /// Whether this agent wrote it since the machine booted. Only then interfaces have the numbers that
-    /// it says.
+    /// Whether this agent wrote it since the machine booted. Only then do interfaces have the numbers
+    /// that it says.
     pub fn is_of_boot(&self, boot_id: &str) -> bool {
         let rules = self.rules.as_ref();
         !self.key.is_empty() && rules.is_some_and(|rules| rules.boot_id == boot_id)

@@ -35,7 +35,7 @@ pub enum PreCacheError {
     /// Some entries cannot be used.
     #[error("has entries that cannot be used: {}; the other {used} entries are used; correct these and restart the agent", .faults.join("; "))]
     Entries {
-        /// The first of them, by number and name, with what is wrong.
+        /// The first few of these entries, by number and name, with what is wrong.
         faults: Vec<String>,
         /// Number of entries that are used.
         used: usize,

@@ -1,12 +1,12 @@
 //! After a restart: labels before rules.
 //!
-//! A change of policy goes in three phases ([`crate::core::changes`]): labels of new selectors under
-//! the old rules, the rules, labels that no policy uses any more. A policy that changed while the agent
-//! was down must go the same way, or an address whose identity changes meets the new policy of its old
-//! identity: open for a moment although neither policy lets it pass. The old rules are gone, but their
-//! verdicts are in the policy maps: an identity that no prefix has yet gets the entries of the identity
-//! that its addresses have, if they all have the same one. The grace of restored labels is the third
-//! phase.
+//! A change of policy begins with three stages ([`crate::core::changes`]): labels of new selectors under
+//! the old rules, the rules, removal of labels that no policy uses any more. A policy that changed while
+//! the agent was down must go the same way, or an address whose identity changes meets the new policy of
+//! its old identity: open for a moment although neither policy lets it pass. The old rules are gone, but
+//! their verdicts are in the policy maps: an identity that no prefix has yet gets the entries of the
+//! identity that its addresses have, if they all have the same one. The end of the grace of restored
+//! labels is the third stage.
 
 use std::{
     borrow::Cow,

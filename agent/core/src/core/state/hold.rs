@@ -50,7 +50,7 @@ impl Hold {
         self.held.get(&id)
     }
 
-    /// Whether no endpoint is kept back.
+    /// Whether no endpoint keeps its previous policy.
     pub(crate) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

@@ -49,7 +49,7 @@ pub(crate) struct Touched {
     pub(crate) peer: IdentityId,
     /// Endpoints whose maps have entries of that identity.
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Services whose entries changed with it.
+    /// Services whose entries changed with those of that identity.
     pub(crate) services: Vec<(EndpointId, IdentityId)>,
 }
 

@@ -1,4 +1,4 @@
-//! Policies in words, and names that a selector means.
+//! Policies from their text, and the names that a selector matches.
 
 use dns_policy::{pattern::SelectorMatcher, rule::NameRule};
 

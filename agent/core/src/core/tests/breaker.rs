@@ -209,7 +209,7 @@ fn a_restart_takes_nothing_from_a_limited_address() {
 fn a_limited_address_keeps_what_only_the_run_before_gave_a_number() {
     let mut node = at_the_limit();
     let before = node.datapath.clone();
-    // With a lower limit nothing that has its identity loses it.
+    // With a lower limit no address that has its identity loses it.
     restart(&mut node, 0, true);
     assert_eq!(node.datapath.ipcache, before.ipcache);
     assert_eq!(node.datapath.policy, before.policy);

@@ -457,7 +457,7 @@ fn an_address_that_comes_back_with_fewer_names_is_not_dropped() {
         both,
         "as long as the grace lasts"
     );
-    // The end of the grace, and then each state on the way there.
+    // The address is open at the end of the grace, and after each step on the way there.
     let synced = again.now;
     let before = again.datapath.clone();
     again.tick(synced.plus_secs(30));

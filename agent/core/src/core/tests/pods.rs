@@ -370,7 +370,7 @@ fn a_pod_never_has_the_labels_of_another_one_of_its_name() {
 #[test]
 fn an_endpoint_that_is_a_pod_follows_its_document() {
     let mut member = Member::new(WEB_TO_DB);
-    // The endpoint may come before its pod: it says what it waits for.
+    // The endpoint may come before its pod: status says what it waits for.
     member.node.endpoint(of_pod("db", 8, "default/db-0"));
     let waits = |member: &Member| {
         let waiting = member.node.core.state.endpoints.waiting();

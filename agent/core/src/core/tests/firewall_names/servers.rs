@@ -150,7 +150,7 @@ fn answers_of_a_dns_service_count_although_its_pods_listen_at_another_port() {
         let trusted = member.node.core.summary().firewalls.trusted_dns;
         assert_eq!(trusted, ["10.2.0.9:5353", "10.96.0.10:53"]);
         assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Proxied);
-        // No answer of a backend that a pod asks itself is seen, and none opens anything.
+        // If a pod asks a backend itself, the answer is not seen and opens nothing.
         assert_eq!(at(&member.node, "10.2.0.9", UDP, 5353), Fate::Passed);
         assert_ne!(asked(&mut member, "10.2.0.9:5353"), Realised::Yes);
         assert_eq!(labels(&member.node, "1.1.1.1"), [""; 0]);

@@ -185,7 +185,7 @@ spec: {{egress: [{}]}}
     }
 }
 
-/// A star is one label.
+/// Whether a pattern matches a name: a star stands for one label.
 fn matches(pattern: &str, name: &str) -> bool {
     assert!(NAMES.contains(&name));
     let name = Fqdn::normalise(name);

@@ -54,7 +54,7 @@ pub(crate) struct BuiltinProxy {
     _lane: Lane,
 }
 
-/// What the proxy is connected to.
+/// The parts of the agent that the proxy is connected to.
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
     pub core: CoreHandle,

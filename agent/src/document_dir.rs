@@ -1,8 +1,8 @@
 //! Which directory documents were read from. A directory that was unmounted, or that was not mounted
 //! yet when the agent started, has no files: that does not show that its documents were removed.
 //!
-//! A listing without documents counts only if the directory is the one that had them. The agent
-//! stores which one that was, so that this holds across a restart.
+//! A listing without documents counts only if the directory is the one that had them. The agent stores which
+//! directory that was, so that this holds across a restart.
 
 use std::{
     collections::BTreeSet,

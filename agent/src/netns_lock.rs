@@ -28,7 +28,7 @@ pub(crate) enum NetnsError {
         "another `holdfast-agent netpol run` (pid {pid}) enforces policy in this network namespace; stop it first"
     )]
     Busy {
-        /// Its process; `unknown` if it is not visible from here.
+        /// Id of that process; `unknown` if it is not visible from here.
         pid: String,
     },
     /// An agent with programs runs.

@@ -1,4 +1,4 @@
-//! What the owner's admin interface knows of the standby beside it.
+//! What the owner's admin interface knows of the standby that waits on the same node.
 
 use std::{
     ffi::OsString,
@@ -19,7 +19,7 @@ pub(crate) const PATH: &str = "/v1/standby";
 /// An agent that waits for the owner's end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandbyView {
-    /// Its process id, in its own PID namespace.
+    /// The standby's process id, in its own PID namespace.
     pub pid: u32,
     /// Version of the waiting program.
     pub version: String,
@@ -41,7 +41,7 @@ impl StandbyView {
         }
     }
 
-    /// The standby beside the owner with this admin socket, if one answers.
+    /// The standby of the owner with this admin socket, if it answers.
     pub(crate) async fn beside(admin_socket: &Path) -> Option<Self> {
         let client = Client::new(&socket(admin_socket));
         let answer = tokio::time::timeout(WITHIN, client.get(PATH)).await;

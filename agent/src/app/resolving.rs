@@ -36,7 +36,7 @@ pub(super) struct Started {
 }
 
 impl Resolving {
-    /// Without a resolver, the core's answers go nowhere.
+    /// Without a resolver, the answers that the core sends are dropped.
     pub(super) fn new(config: &Config) -> Self {
         let observations = Observations::default();
         let feed = ResolverFeed::default();

@@ -38,7 +38,7 @@ pub(crate) trait Enforcement: Clone + Send + Sync + 'static {
     /// How far the attachment with this key is under policy.
     fn standing(&self, key: &str) -> impl Future<Output = Result<PodStanding, CoreAway>> + Send;
 
-    /// Removes an attachment. Gives how many were there. May block.
+    /// Removes an attachment. Returns how many were there. May block.
     ///
     /// # Errors
     /// The list of pods could not be written.
@@ -50,7 +50,7 @@ pub(crate) trait Enforcement: Clone + Send + Sync + 'static {
     /// The list of pods could not be written.
     fn end(&self, id: &AttachmentId, netns: &Path) -> Result<usize, EndpointError>;
 
-    /// Removes the attachments that are not in `valid`. Gives their number. May block.
+    /// Removes the attachments that are not in `valid`. Returns their number. May block.
     ///
     /// # Errors
     /// The list of pods could not be written.

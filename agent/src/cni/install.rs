@@ -23,7 +23,7 @@ use crate::watched_dir::WatchedDir;
 const AGAIN: Duration = Duration::from_secs(5);
 const PLUGIN: &str = "holdfast-cni";
 
-/// Where the plugin and its configuration go.
+/// Directories of the plugin and of its configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct CniPlaces {
     /// Directory of CNI configurations (`--cni-conf-dir`); `None` = none is written.

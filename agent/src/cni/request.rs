@@ -31,7 +31,7 @@ pub(super) enum CniRequest {
         #[serde(default)]
         fail_open_namespaces: usize,
     },
-    /// A pod's interface is about to go.
+    /// A pod's interface is about to be removed.
     #[serde(rename = "DEL")]
     Delete {
         /// The runtime's name of the pod's sandbox.

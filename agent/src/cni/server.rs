@@ -104,7 +104,7 @@ impl<E: Enforcement> CniServer<E> {
         refusal::answer(endpoint.map(|id| body(id).into_bytes()))
     }
 
-    /// Gives the number of the endpoint, if the enforcement has numbers.
+    /// Returns the number of the endpoint, if the enforcement has numbers.
     async fn route(&self, request: Request<Incoming>) -> Result<Option<EndpointId>, Refusal> {
         if request.uri().path() != "/v1/cni" {
             let reason = "this socket answers to /v1/cni only: is the plugin of the same release?";

@@ -77,7 +77,7 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
     })
 }
 
-/// The command of these words with its arguments, if the line has it.
+/// The command that these words name, with its arguments, if the line has it.
 fn chosen<'a>(
     program: &'a ClapCommand,
     matches: &'a ArgMatches,

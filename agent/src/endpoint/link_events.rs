@@ -31,7 +31,7 @@ const SUBSCRIPTION: Subscription = Subscription {
     instead: "the agent polls for new pods",
 };
 
-/// Tells that interfaces or routes changed.
+/// Wakes a task when interfaces or routes changed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkEvents(NetlinkEvents);
 

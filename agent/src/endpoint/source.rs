@@ -138,11 +138,11 @@ struct LastListing {
 /// Documents about which more is known than their text.
 #[derive(Default)]
 struct Marks {
-    /// To resolve again although their interface is still there.
+    /// Documents to resolve again although their interface is still there.
     stale: BTreeSet<String>,
-    /// Written again: the addresses that the pod has now may count.
+    /// Documents that were written again: the addresses that the pod has now may count.
     rewritten: BTreeSet<String>,
-    /// They name a process by number, and their interface is gone.
+    /// Documents that name a process by number, and whose interface is gone.
     ended: BTreeSet<String>,
 }
 

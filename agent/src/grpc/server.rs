@@ -39,7 +39,7 @@ const REQUESTS: u32 = 256;
 /// A proxy that does not answer a ping for this long is gone.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the service tells about this agent.
+/// What the service reports about this agent.
 #[derive(Clone, Debug)]
 pub struct About {
     pub epoch: Epoch,

@@ -207,7 +207,7 @@ impl Attached {
         changed.iter().map(|id| self.effect(id)).collect()
     }
 
-    /// Removes the attachments that `is_gone` names. Gives their addresses, and what changes.
+    /// Removes the attachments for which `is_gone` is true. Returns their addresses, and the changes of pods.
     pub(super) fn detach(
         &mut self,
         is_gone: impl Fn(&AttachedPod) -> bool,

@@ -414,7 +414,7 @@ fn is_over(
 
 /// The result of one attempt.
 struct Done {
-    /// What the kernel did, if anything; or why it failed.
+    /// What the kernel did, if anything, or why the attempt failed.
     result: Result<Option<CommitOutcome>, String>,
     /// How long the kernel took for a batch.
     took: Option<Duration>,
@@ -424,7 +424,7 @@ struct Done {
     commit: Option<Commit>,
     /// The whole table was made again.
     is_replaced: bool,
-    /// The policies need a table that is too large: why.
+    /// Why the policies need a table that is too large.
     refused: Option<String>,
     /// The kernel's table could not be compared, because no table of this run was accepted yet.
     cannot_compare: bool,

@@ -75,7 +75,7 @@ pub(super) struct State {
     pub(super) force: Force,
     /// Why the pods of the addresses are not stored.
     pub(super) unstored: Option<String>,
-    /// Files for a VPP vswitch; none without `--vpp-export-dir`.
+    /// Files for a VPP vswitch; `None` without `--vpp-export-dir`.
     pub(super) exports: Option<Exports>,
     /// The number of the state that was last due to be exported.
     exported: Option<u64>,
@@ -176,7 +176,7 @@ impl State {
         self.generation += 1;
     }
 
-    /// Changes pods as the pods of the CNI plugin and those of documents together say.
+    /// Changes the pipeline's pods, so that they are what the CNI plugin and the documents together say.
     pub(super) fn carry_out(&mut self, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
             match effect {

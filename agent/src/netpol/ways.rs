@@ -21,7 +21,7 @@ pub(super) struct Ways(BTreeMap<IpAddr, Way>, Ports);
 /// What is known of the bridges that pods are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bridging {
-    /// One of them filters VLANs.
+    /// One of the bridges filters VLANs.
     pub(super) filters_vlans: bool,
 }
 
@@ -126,7 +126,7 @@ impl Ways {
         }
     }
 
-    /// What the bridges of pods do, if there are any.
+    /// What is known of the bridges of pods; `None` if there are none.
     pub(super) fn bridging(&self) -> Option<Bridging> {
         let bridges = self.links().bridges;
         let filters_vlans = !bridges.is_disjoint(&self.1.vlan_bridges);

@@ -238,7 +238,7 @@ struct Judged {
     sides: Vec<SideView>,
 }
 
-/// As people call a direction.
+/// The name of a direction in answers.
 pub(super) fn direction(flow: Flow) -> &'static str {
     match flow {
         Flow::Ingress => "ingress",

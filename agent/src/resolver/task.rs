@@ -49,7 +49,7 @@ const RETRY_REFUSED: u32 = 60;
 /// Time for the last writes at the end.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What the task gets from the core, and sends to it.
+/// The ends of the channels between the task and the core.
 #[derive(Debug)]
 pub struct Ends {
     /// Answers of trusted servers to pods.

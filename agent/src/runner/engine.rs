@@ -22,14 +22,14 @@ const LOGGED: usize = 10;
 /// Maximum mappings, and maximum steps, that a stream's own thread carries out.
 const FEW: usize = 16;
 
-/// What became of an event that a stream's thread tried to carry out.
+/// The result of an attempt of a stream's thread to carry out an event.
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives on the stack, for one match"
 )]
 pub(super) enum AtOnce {
     Done,
-    /// It is planned. The core's thread has to carry the plan out.
+    /// The event is planned. The core's thread has to carry the plan out.
     Planned,
     /// Nothing was done with it.
     Refused(Event),

@@ -72,7 +72,7 @@ impl Pulse {
                 while prod() {
                     thread::sleep(TICK);
                     if let Some(text) = pulse.hangs(&mut stalled) {
-                        // Not through the log, whose lock may be what the core hangs with.
+                        // The log is not used: the core may hang while it holds the log's lock.
                         let stderr = io::stderr();
                         let _lost = nix::unistd::write(stderr.as_fd(), text.as_bytes());
                         process::abort();
@@ -82,7 +82,7 @@ impl Pulse {
         Ok(())
     }
 
-    /// What to say of a core that hangs. To be called once in a tick.
+    /// The message about a core that hangs. To be called once in a tick.
     fn hangs(&self, stalled: &mut Stalled) -> Option<String> {
         let beats = self.0.count.load(Ordering::Acquire);
         let ticks = stalled.ticks(beats);

@@ -35,7 +35,7 @@ const SHORTEST: u32 = 1;
 const LONGEST: u32 = 86_400;
 /// TTLs of answers, in seconds.
 const TTLS: [u32; 5] = [SHORTEST, 20, 60, 600, LONGEST];
-/// Number of proxies at once.
+/// Number of proxies that run at the same time.
 const PROXIES: usize = 2;
 
 /// A policy that is always there, so that answers are accepted.
@@ -171,7 +171,7 @@ enum Act {
     RemoveOther,
     /// The pod of another node is app=web or app=db now, or is removed.
     ClusterPod(Option<bool>),
-    /// Its namespace has this label `team` now, or is removed.
+    /// The pod's namespace has this label `team` now, or is removed.
     Team(Option<&'static str>),
     /// The Service has these ports now, or is removed.
     Service(Option<&'static [ServicePort]>),
@@ -239,7 +239,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-/// What decides over addresses in use, and little else.
+/// Acts that matter for addresses in use, and few others.
 fn uses() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         6 => (select(&NAMES), Addresses::any(), select(&TTLS)).prop_map(|(n, a, t)| Act::Answer(0, n, a, t)),

@@ -29,7 +29,7 @@ const INPUT: u64 = 4 << 20;
 /// Pause between two requests to an agent that does not answer.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The longest time that a container waits for the answer if no document is known to name it. An agent needs a tenth
-/// of a second.
+/// of a second to answer.
 const UNNAMED: Duration = Duration::from_secs(5);
 /// How much later than it promised an agent may answer.
 const GRACE: Duration = Duration::from_secs(2);

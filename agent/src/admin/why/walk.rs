@@ -23,7 +23,7 @@ pub(super) struct Walk<'a> {
     pub question: &'a Question,
     pub found: &'a Findings,
     pub lxc: &'a Read<Vec<LxcRead>>,
-    /// What is wrong about the endpoint's programs, as the kernel has them.
+    /// Faults of the endpoint's programs in the kernel.
     pub programs: &'a [ProgramFault],
     pub read: &'a [AddressRead],
     /// For a name: an unknown address outside, of each family.

@@ -47,16 +47,16 @@ pub(crate) struct Known {
     pub addresses: Vec<IpAddr>,
     /// Accepted IPv6 link-local addresses of the pod's interface.
     pub link_locals: Vec<Ipv6Addr>,
-    /// The MAC that counted; all zero: none.
+    /// The MAC that counted; all zero if none did.
     pub mac: [u8; 6],
 }
 
 /// How packets for a pod reach the host side of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostSide {
-    /// By a route of this node.
+    /// Packets reach it by a route of this node.
     Routed,
-    /// By a bridge, or another master of the interface.
+    /// Packets reach it by a bridge, or by another master of the interface.
     Port,
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum Way {
     /// An interface that leads to no pod of this node.
     Elsewhere {
         name: String,
-        /// As the kernel calls it.
+        /// Kind of the interface, as the kernel calls it.
         kind: String,
     },
     /// There is no route.

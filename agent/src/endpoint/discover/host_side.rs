@@ -13,7 +13,7 @@ use super::{
 };
 
 pub(super) struct HostInterface {
-    /// With the MAC of the pod's interface that counts.
+    /// The interface, with the MAC of the pod's side that counts.
     pub(super) interface: PodInterface,
     /// Addresses that were looked at.
     pub(super) candidates: Vec<IpAddr>,

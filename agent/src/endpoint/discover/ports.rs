@@ -31,7 +31,7 @@ pub(crate) struct Port {
     pub(crate) index: u32,
     /// Index of its bridge.
     pub(crate) bridge: u32,
-    /// It is one end of a pair of interfaces whose other end is in another namespace.
+    /// Whether the port is one end of a pair of interfaces whose other end is in another namespace.
     pub(crate) leads_elsewhere: bool,
 }
 

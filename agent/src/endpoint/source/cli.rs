@@ -63,7 +63,7 @@ pub(super) fn document_of(
         process: None,
         ifname: ifname.to_owned(),
         labels: own.map(ToString::to_string).collect(),
-        // Its labels of the last run stay, until it is added again.
+        // The endpoint keeps its labels of the last run, until it is added again.
         pod: None,
         named_ports: NamedPorts::of(&labels).texts(),
         addresses: Vec::new(),

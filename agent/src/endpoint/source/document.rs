@@ -97,7 +97,7 @@ pub(super) enum Addresses {
     Present,
 }
 
-/// What a look at a pod shows.
+/// The result of a look at a pod.
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) spec: EndpointSpec,
@@ -281,7 +281,7 @@ impl EndpointDocument {
             (None, None, None, Some(interface)) if self.bridge.is_none() => {
                 Ok(Netns::Behind(interface.clone()))
             }
-            // Each of its ports has a document of its own.
+            // A document about a bridge is never resolved: each port has a document of its own.
             (None, None, None, None) if self.bridge.is_some() => {
                 Ok(Netns::Behind(self.bridge.clone().unwrap_or_default()))
             }
@@ -423,7 +423,7 @@ impl EndpointDocument {
         })
     }
 
-    /// Its labels with those that the agent makes.
+    /// The document's labels, with the labels that the agent makes.
     fn all_labels(&self) -> Result<Vec<String>, EndpointError> {
         let mut made = NamedPorts::parse(&self.named_ports)?.labels();
         made.extend(self.enable_policy.map(PolicyMode::label));

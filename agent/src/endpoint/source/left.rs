@@ -1,4 +1,4 @@
-//! Endpoints whose interface is gone while they are wanted: their containers may be started again.
+//! Endpoints that are wanted, but whose interface is gone: their containers may be started again.
 //!
 //! A container that is started again has a new network namespace and a new interface, which is open
 //! until it is an endpoint. An interface that takes the place of the endpoint's (the same name, or one

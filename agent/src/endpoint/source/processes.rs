@@ -1,7 +1,7 @@
 //! Which process a document's number meant when its endpoint was found.
 //!
-//! The kernel gives the number of a process that ended to another one. The boot and the start
-//! time say whether it is the same.
+//! After a process has ended, the kernel gives its number to another one. The boot and the start time say whether it
+//! is the same process.
 
 use std::{
     collections::BTreeMap,

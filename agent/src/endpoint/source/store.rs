@@ -201,7 +201,7 @@ impl EndpointStore {
         self.note(key, removed);
     }
 
-    /// What documents named in the last run.
+    /// The names that documents had in the last run.
     pub(super) fn named(&self, damaged: &mut Vec<String>) -> NamedContainers {
         let Some(dir) = self.dir() else {
             return NamedContainers::default();
@@ -217,7 +217,7 @@ impl EndpointStore {
         })
     }
 
-    /// Stores what documents name.
+    /// Stores the names that documents have.
     pub(super) fn set_containers(&mut self, named: &NamedContainers) {
         let Some(dir) = self.dir().map(Path::to_owned) else {
             return;

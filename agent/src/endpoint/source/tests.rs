@@ -1,5 +1,4 @@
-//! What a start and a later look deliver of the endpoints of the last run. Interface 1 is `lo` on
-//! every machine.
+//! What becomes of the endpoints of the last run at a start and at later looks. Interface 1 is `lo` on every machine.
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 

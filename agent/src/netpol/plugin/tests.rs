@@ -71,7 +71,7 @@ fn a_pod_is_taken_once_its_document_is_known_and_is_in_force_once_the_kernel_has
     assert_eq!(standing(), PodStanding::Incomplete(None));
     assert_eq!(addresses(&shared), ["10.0.0.7".parse::<IpAddr>().unwrap()]);
     assert!(matches!(standing(), PodStanding::Incomplete(Some(why)) if why.contains("route")));
-    // What the enforcer does.
+    // Does what the enforcer does after a batch.
     let accept = |shared: &Shared| {
         let mut state = shared.state.lock();
         state.force.accepted = state.generation;

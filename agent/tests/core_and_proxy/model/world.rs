@@ -1,4 +1,4 @@
-//! What the scheduler moves, and what must hold of it.
+//! The state that the scheduler changes, and the checks of it.
 
 mod addresses;
 mod changes;

@@ -131,7 +131,7 @@ fn bounded<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
     texts.take(ENTRIES).map(|text| clean(text)).collect()
 }
 
-/// The text in one line, for a terminal.
+/// The text in one line, without characters that change a terminal.
 pub(super) fn clean(text: &str) -> String {
     let mut cleaned: String = text
         .chars()
@@ -144,7 +144,7 @@ pub(super) fn clean(text: &str) -> String {
     cleaned
 }
 
-/// Control characters, and those that change the direction of a line or have no width.
+/// Whether a character is a control character, changes the direction of a line, or has no width.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

@@ -29,14 +29,14 @@ const ERROR_BYTES: usize = 4 << 10;
 /// How the last line of a failed `kubectl exec` begins. That line gives no reason.
 const EXIT_LINE: &str = "command terminated with exit code";
 
-/// What one run may use.
+/// Limits of one run of kubectl.
 #[derive(Clone, Copy)]
 struct Bound {
     bytes: usize,
     time: Duration,
 }
 
-/// The program, and how it finds the cluster.
+/// The program, with its arguments that name the cluster.
 pub(super) struct Kubectl {
     program: PathBuf,
     place: Vec<OsString>,

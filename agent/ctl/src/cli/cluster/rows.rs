@@ -10,7 +10,7 @@ use super::{
     placement,
 };
 
-/// What was read of a cluster.
+/// The objects and answers that were read of a cluster.
 #[derive(Default)]
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Node>,
@@ -68,7 +68,7 @@ pub(super) struct Row {
     pub(super) enforcement: Option<Enforcement>,
     /// When the agent started, RFC 3339.
     pub(super) since: Option<String>,
-    /// How often the cluster started it again.
+    /// How often the cluster started the agent again.
     pub(super) restarts: u64,
     /// `None` if the node has no agent, or if the agent did not answer.
     pub(super) agent: Option<Agent>,

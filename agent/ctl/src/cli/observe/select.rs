@@ -6,11 +6,11 @@ use agent_core::core::packet_view::PacketView;
 use dns_policy::name::Fqdn;
 use holdfast_agent::config::observe_args::{PacketFilter, PacketVerdict, PortFilter};
 
-/// What a packet must be to be printed.
+/// Conditions that a packet must meet to be printed.
 pub(super) struct Selection<'a> {
     /// Number of its endpoint.
     pub(super) endpoint: Option<u16>,
-    /// Its earliest time, nanoseconds of CLOCK_MONOTONIC.
+    /// Earliest time of the packet, nanoseconds of CLOCK_MONOTONIC.
     pub(super) since: Option<u64>,
     pub(super) filter: &'a PacketFilter,
 }

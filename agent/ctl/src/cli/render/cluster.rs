@@ -31,7 +31,7 @@ const LISTED: usize = 10;
 /// Pods, namespaces and policies.
 pub(super) struct Cluster {
     objects: Vec<Object>,
-    /// The only node that counts, if the user names one.
+    /// The only node whose pods count, if the user names one.
     only: Option<String>,
     around: Surroundings,
 }

@@ -20,7 +20,7 @@ use crate::admin::{
     why::{AddressRead, Receiver},
 };
 
-/// Backends shown one by one.
+/// Maximum backends that are shown one by one.
 const SHOWN: usize = 8;
 
 impl Walk<'_> {

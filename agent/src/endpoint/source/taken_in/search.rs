@@ -163,7 +163,7 @@ impl Search {
 }
 
 impl State {
-    /// What to look for; `None` if nothing is due.
+    /// The next search; `None` if nothing is due.
     fn search(&mut self) -> Option<Search> {
         let source = self
             .taken_in

@@ -490,7 +490,7 @@ async fn look_ups_change_files_as_they_change_objects_of_openshift() {
             let mut stores = stores.iter();
             let store = stores.find(|(_, _, key)| expected["object"] == key.to_string());
             let (dir, _, key) = store.unwrap();
-            // As another agent reads it.
+            // Reads the object as another agent does.
             let fresh = FileStore::new(dir.path(), &key.namespace);
             let object = fresh.get(key).await.unwrap().unwrap();
             assert_eq!(

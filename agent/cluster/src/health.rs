@@ -51,7 +51,7 @@ struct State {
     has_stored: bool,
 }
 
-/// The cluster as a source.
+/// The cluster as a source of objects.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ClusterView {
     /// URL of the API server.

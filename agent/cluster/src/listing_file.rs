@@ -73,7 +73,7 @@ pub enum ListingError {
 pub struct ListingFile {
     path: PathBuf,
     origin: Origin,
-    /// The file to which the next changes apply; none = they apply to an empty listing.
+    /// The file to which the next changes apply; `None` = they apply to an empty listing.
     base: Option<PathBuf>,
 }
 

@@ -22,7 +22,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Keeps the first [`REPORTED`] refused objects, and as many marked ones.
+    /// Keeps the first `REPORTED` refused objects, and as many marked ones.
     pub fn of<'a>(
         refused: impl Iterator<Item = &'a PolicyError>,
         marked: impl Iterator<Item = &'a String>,

@@ -157,7 +157,7 @@ impl<'a> Scan<'a> {
         Ok(entries.complete)
     }
 
-    /// Removes entries that no endpoint has. An endpoint may have come during the walk.
+    /// Removes entries that no endpoint has. An endpoint may have been added during the walk.
     fn remove_left<A: Address>(
         &mut self,
         map: &Map<CtKey<A>, CtValue>,

@@ -121,7 +121,7 @@ impl KernelView {
         lacks.chain(others).chain(left).collect()
     }
 
-    /// In one line: `tc filters (Linux 6.1.0)`.
+    /// The attachment and the kernel in one line: `tc filters (Linux 6.1.0)`.
     pub fn line(&self) -> String {
         let without: Vec<&str> = self.lacks.iter().map(|lack| lack.what.as_str()).collect();
         let without = match without.is_empty() {
@@ -132,8 +132,8 @@ impl KernelView {
     }
 }
 
-/// Programs and filters of others on the interfaces that endpoints' programs are attached to, a
-/// line each with its interfaces. They keep their place: the endpoints' programs run before them.
+/// Programs and filters of others on the interfaces that endpoints' programs are attached to, one
+/// line for each with its interfaces. They keep their place: the endpoints' programs run before them.
 fn others(globals: &Globals) -> Vec<String> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let pins = pins_of_endpoints(globals);
@@ -160,7 +160,7 @@ fn others(globals: &Globals) -> Vec<String> {
     lines.collect()
 }
 
-/// Interfaces that were an endpoint's and are not judged, a line each: what they send is dropped.
+/// One line for each interface that was an endpoint's and is not judged: what it sends is dropped.
 fn left(globals: &Globals) -> Vec<String> {
     let members = group::members().unwrap_or_default().into_iter();
     // Read after the members: an interface joins the group once it has its pins.

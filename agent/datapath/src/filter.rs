@@ -29,7 +29,7 @@ use shared_maps::{
 
 use super::route::{attributes, number, request};
 
-/// Beginning of the names of filters of this product: behind it is the BPF root of the agent.
+/// Beginning of the names of this product's filters, which the agent's BPF root follows.
 const NAME_PREFIX: &str = "holdfast:";
 /// Highest byte of the handles of our filters.
 const HANDLE_PREFIX: u32 = 0x4800_0000;
@@ -56,7 +56,7 @@ const TCMSG: usize = 20;
 pub(super) struct Filter {
     pub(super) priority: u16,
     pub(super) handle: u32,
-    /// In network byte order.
+    /// Protocol number in network byte order.
     protocol: u16,
     /// Kind of the classifier, as in `tc filter`: `bpf` or `flower`, for example.
     kind: String,

@@ -181,7 +181,7 @@ impl<'a> Types<'a> {
         u32::try_from(found?).ok()
     }
 
-    /// Offset in bytes and type of a member of a structure, also of one that has no name itself.
+    /// Offset in bytes and type of a member of a structure, or of an anonymous structure inside it.
     fn member(&self, of: u32, name: &str, depth: u32) -> Option<(u32, u32)> {
         let of = self.get(of)?;
         if of.kind() != STRUCT && of.kind() != UNION {
@@ -209,7 +209,7 @@ impl<'a> Types<'a> {
         None
     }
 
-    /// Type of an array's elements, a structure, and its size.
+    /// Type and size of an array's elements, which are structures.
     fn element(&self, array: u32) -> Option<(u32, u32)> {
         let array = self.get(array).filter(|of| of.kind() == ARRAY)?;
         let id = word(array.rest, 0)?;

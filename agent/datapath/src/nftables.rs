@@ -25,7 +25,7 @@
 //! new one, and a packet that has lost its mark must not come to `judged` once more.
 //!
 //! `to_proxies`: a query to an address that the node translates (kube-proxy's ClusterIP) must reach
-//! `steer` with its first destination, or it misses the note of it and times out. NAT changes
+//! `steer` with its first destination, or `steer` finds no note of it and the query times out. NAT changes
 //! tracked packets only. Mark 0x200 without a proxy port is an answer to a query that a proxy sent
 //! under a pod's address (transparent mode): conntrack has seen that query and must see its answer.
 //!

@@ -65,7 +65,7 @@ pub(super) struct SlotMaps {
 }
 
 impl SlotMaps {
-    /// Has the packets of an interface judged with what is in a slot.
+    /// Lets the programs judge the packets of an interface by the contents of a slot.
     fn lead(&self, interface: u32, slot: u32) -> Result<(), MapError> {
         match interface {
             0..LOW_INTERFACES => self.interfaces.set(&interface, &slot),
@@ -73,7 +73,7 @@ impl SlotMaps {
         }
     }
 
-    /// Has the packets of an interface dropped.
+    /// Lets the programs drop the packets of an interface.
     fn close(&self, interface: u32) -> Result<(), MapError> {
         match interface {
             0..LOW_INTERFACES => self.interfaces.set(&interface, &0),
@@ -249,7 +249,7 @@ impl Slots {
         numbered.saturating_sub(known)
     }
 
-    /// The endpoint that is behind an interface, if it is another one than `endpoint`.
+    /// The endpoint that is behind an interface, if it is not `endpoint`.
     pub(super) fn other(&self, endpoint: EndpointId, interface: u32) -> Option<EndpointId> {
         let state = self.state.lock();
         let mut others = state.endpoints.iter().filter(|(id, _)| **id != endpoint);

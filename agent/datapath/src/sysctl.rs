@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-/// Where a container has the node's /proc/sys, as in Cilium.
+/// Where the node's /proc/sys is mounted in a container, as in Cilium.
 const MOUNTED: &str = "/host/proc/sys";
 
 /// A parameter that cannot be set.
@@ -30,7 +30,7 @@ pub fn set(name: &'static str) -> Result<(), SysctlError> {
     fs::write(path_of(name), "1").map_err(|source| SysctlError { name, source })
 }
 
-/// In a container /proc/sys is read-only: then the node's is mounted elsewhere.
+/// Path of a parameter. In a container /proc/sys is read-only: then the node's is mounted elsewhere.
 fn path_of(name: &str) -> String {
     let name = name.replace('.', "/");
     let mounted = format!("{MOUNTED}/{name}");

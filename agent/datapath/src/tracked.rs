@@ -52,9 +52,9 @@ pub struct Connection {
     pub destination: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
-    /// Port of the sender; none for protocols without ports.
+    /// Port of the sender; `None` for protocols without ports.
     pub source_port: Option<u16>,
-    /// Port of the receiver; none for protocols without ports.
+    /// Port of the receiver; `None` for protocols without ports.
     pub port: Option<u16>,
 }
 

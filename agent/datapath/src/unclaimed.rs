@@ -1,5 +1,5 @@
-//! Interfaces that nothing passes unless they are endpoints', by their names and by their bridges: also those that
-//! do not exist yet, and also while no agent runs.
+//! Interfaces that nothing passes unless they are endpoints', by their names and by their bridges. This
+//! holds even for interfaces that do not exist yet, and even while no agent runs.
 //!
 //! ```text
 //!  table inet holdfast_v1_closed
@@ -27,8 +27,8 @@ use super::{
     },
 };
 
-/// Name of the tables. It begins with the name of the agent's other tables, so that reports of
-/// changes of those cover these too.
+/// Name of the tables. It begins with the name of the agent's other tables, so that a watch on that
+/// name also reports changes of these tables.
 const CLOSED: &str = "holdfast_v1_closed";
 /// Families that have a table.
 pub const FAMILIES: [Family; 2] = [Family::Inet, Family::Bridge];

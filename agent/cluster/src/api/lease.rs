@@ -1,4 +1,4 @@
-//! A Lease that makes one agent of the cluster the writer of something. Pure.
+//! A Lease that makes one agent of the cluster the writer of something. No input or output.
 //!
 //! A Lease is free if it has no holder, or if it did not change for its duration: the clocks of two
 //! nodes are never compared.

@@ -57,7 +57,7 @@ const LEASE: Terms = Terms {
 };
 /// How often the holder renews.
 const RENEW: Duration = Duration::from_secs(40);
-/// Longest time before an agent requests the Lease, so that not all do at once.
+/// Longest time before an agent requests the Lease, so that not all agents do it at once.
 const FIRST: Duration = Duration::from_secs(3);
 /// First and longest time until the Lease is requested again after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));

@@ -2,7 +2,7 @@
 //! has to.
 //!
 //! kube's own watcher is not used: it does not report when a watch is in order again while nothing
-//! changes, and waits for a list without end.
+//! changes, and it waits for a list without a time limit.
 
 use std::{
     fmt::Write as _,
@@ -91,7 +91,7 @@ pub(super) struct Watch<T> {
     pub(super) read: Reader<T>,
     /// As [`Here::has_service_blocks`](crate::Here::has_service_blocks).
     pub(super) has_service_blocks: bool,
-    /// For the hashes of objects.
+    /// Makes the hashes of objects.
     pub(super) hash: RandomState,
 }
 
@@ -379,7 +379,7 @@ impl<T: Send + 'static> Watch<T> {
         }
     }
 
-    /// The key of an object, also of one that cannot be read.
+    /// The key of an object, even if the object cannot be read.
     fn key(&self, object: &Value) -> String {
         let field = |name: &str| {
             let value = object

@@ -14,9 +14,9 @@ pub(super) struct Bounds {
     pub(super) handshake: Duration,
     /// Longest time of a connection without a stream, after its handshake.
     pub(super) request: Duration,
-    /// A stream that takes nothing for so long ends.
+    /// A stream that takes nothing for this long ends.
     pub(super) slow: Duration,
-    /// A connection that neither sends nor takes anything for so long is closed. An agent answers a
+    /// A connection that neither sends nor takes anything for this long is closed. An agent answers a
     /// ping, and takes a view, more often.
     pub(super) silent: Duration,
 }

@@ -59,7 +59,7 @@ const STREAMS: u32 = 1;
 const HEADERS: u32 = 8 << 10;
 /// Most bytes of a stream that wait in HTTP/2 for the connection.
 const SEND_BUFFER: usize = 128 << 10;
-/// Bytes that wait in the kernel: few, so that it shows soon whether the other side takes any.
+/// Bytes that wait in the kernel: few, so that the relay soon sees whether the other side takes any.
 const SOCKET_BUFFER: usize = 128 << 10;
 /// First byte of a client that begins with TLS: a record of a handshake.
 const TLS_RECORD: u8 = 0x16;

@@ -197,7 +197,7 @@ async fn slow_link(relay: &Relay, bytes: usize, pause: Duration) -> String {
     relay.shared.tasks().spawn(async move {
         let (agent, _) = link.accept().await.unwrap();
         let socket = TcpSocket::new_v4().unwrap();
-        // The kernel holds little, so that the relay sees how slow it is.
+        // The kernel holds little, so that the relay sees how slow the link is.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let relay = socket.connect(to).await.unwrap();
         slow_copy(relay, agent, bytes, pause).await;
@@ -266,7 +266,7 @@ async fn renewed_certificates_are_used_without_a_restart_and_torn_ones_are_not()
     third.until_pods(2).await;
     assert!(relay.shared.certificates.seconds() > 0);
 
-    // Another authority, in the files of all, without a restart.
+    // The files of all get another authority, without a restart.
     let authority = Authority::new();
     of_relay.replace(&authority.issue());
     of_agent.replace(&authority.issue());

@@ -45,7 +45,7 @@ use crate::{
 const CONNECT: Duration = Duration::from_secs(5);
 /// Longest time until a stream begins.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A relay that sends nothing for so long is gone: it sends a view every five seconds.
+/// A relay that sends nothing for this long is gone: a relay sends a view every five seconds.
 const SILENCE: Duration = Duration::from_secs(20);
 /// A relay that sends fewer bytes in [`SILENCE`] sends nothing: pings are smaller.
 const SILENT_BYTES: u64 = 256;

@@ -110,7 +110,7 @@ mod tests {
         for n in 0..5 {
             log.push(change(n, 3));
         }
-        // Three of three bytes each are kept.
+        // Three changes of three bytes each are kept.
         assert_eq!(log.sequence(), 5);
         assert_eq!(log.after(1), Err(TooFarBehind));
         let portion = log.after(3).unwrap();

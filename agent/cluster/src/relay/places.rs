@@ -1,6 +1,6 @@
 //! Which agents a relay serves when there are more than it may serve.
 //!
-//! Pure. No address takes the places of all others: it gets one more place while it has fewer than
+//! No address takes the places of all others: it gets one more place while it has fewer than
 //! are free, as in [`limits::quota`]. Nor does a certificate: when all places are taken, an agent
 //! whose certificate has fewer places gets one from the certificate that has most.
 
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(greedy.len(), 50);
         let refused = places.admit(who(1, 7)).unwrap_err();
         assert_eq!(refused, NoPlace::Share { held: 50 });
-        // With the same certificate, as the chart makes it.
+        // All have the same certificate, as the chart makes it.
         let others: Vec<_> = (2..52)
             .map(|address| places.admit(who(address, 7)).unwrap())
             .collect();

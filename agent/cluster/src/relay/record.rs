@@ -1,6 +1,7 @@
 //! The relay's objects, encoded: a snapshot for agents that have none, and the changes that follow.
 //!
-//! Pure: batches of the watches go in. Every encoded change exists once; agents share it.
+//! No input or output: the relay gives it the batches of the watches. Every encoded change exists
+//! once; agents share it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +33,7 @@ const CHUNK: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Item {
     parts: Parts,
-    /// Why agents will refuse the object; none = they will not.
+    /// Why agents will refuse the object; `None` = they will not.
     refused: Option<PolicyError>,
 }
 
@@ -68,7 +69,7 @@ pub(super) struct Record {
 #[derive(Debug, Default)]
 struct Kind {
     has_listed: bool,
-    /// Keys that the list under way has had.
+    /// Keys that the list in progress has had so far.
     listing: Option<BTreeSet<String>>,
     objects: BTreeMap<String, Object>,
     refused: BTreeMap<String, PolicyError>,
@@ -102,7 +103,7 @@ impl Record {
         }
     }
 
-    /// A kind that has not been listed yet; none = agents may have the objects.
+    /// A kind that has not been listed yet; `None` = agents may have the objects.
     pub(super) fn awaited(&self) -> Option<&'static str> {
         let mut kinds = self.kinds.iter();
         kinds

@@ -122,7 +122,7 @@ impl Documents {
 struct Agent {
     receiver: Receiver,
     documents: Documents,
-    /// Its stream's position; none = it has no stream.
+    /// Position of the agent's stream; `None` = it has no stream.
     at: Option<u64>,
     snapshots: usize,
 }

@@ -27,7 +27,7 @@ impl Stale {
         since.map_or(0, |age| age.as_secs().max(1))
     }
 
-    /// Sets why the files cannot be used; none = they can.
+    /// Sets why the files cannot be used; `None` = they can.
     pub(super) fn set(&self, problem: Option<String>) {
         let mut stale = self.0.lock();
         let known = stale.as_ref().map(|(_, reason)| reason);

@@ -129,7 +129,7 @@ impl Shared {
         *self.sequence.borrow()
     }
 
-    /// Why agents cannot be served yet; none = they can.
+    /// Why agents cannot be served yet; `None` = they can.
     pub(super) fn awaited(&self) -> Option<String> {
         let kind = self.record.lock().awaited()?;
         let watches = self.health.watches();
@@ -335,7 +335,7 @@ impl Service {
         })
     }
 
-    /// Where the agent continues; none = with a snapshot.
+    /// Where the agent continues; `None` = it begins with a snapshot.
     fn continues(&self, after: Option<Position>) -> Option<u64> {
         let shared = &self.0;
         let position = after.filter(|after| after.epoch == shared.epoch);
@@ -369,7 +369,7 @@ impl Follow for Service {
             tracing::info!(%peer, node, version, continues, left_out, "agent connected");
         }
         let (out, frames) = mpsc::channel(QUEUE + 1);
-        // Room for the status that ends the stream, also when the agent takes no frames.
+        // Room for the status that ends the stream, even when the agent takes no frames.
         let end = out.clone().try_reserve_owned();
         let end = end.map_err(|_| Status::internal("no room in an empty queue (a bug)"))?;
         let shared = Arc::clone(shared);

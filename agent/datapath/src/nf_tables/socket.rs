@@ -192,7 +192,7 @@ impl Netfilter {
 
     fn receive(&mut self) -> Result<Vec<Answer>, NftablesError> {
         let bytes = match self.socket.recv_from_full() {
-            // The last of many refusals were lost. The first are there.
+            // The last ones of many refusals were lost. The first ones are there.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(Vec::new()),
             received => received?.0,
         };

@@ -10,7 +10,7 @@ const CONTROLLER: &str = "holdfast-agent";
 const INSTANCE_MAX: usize = 128;
 /// Bytes of the object's name in the name of its Event.
 const NAME_MAX: usize = 200;
-/// Where Events of objects without namespace are.
+/// The namespace of Events about objects without one.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// The namespace of an object's Events.

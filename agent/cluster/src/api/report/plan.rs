@@ -1,4 +1,4 @@
-//! Which condition or Event is written next, and when. Pure.
+//! Which condition or Event is written next, and when. No input or output.
 //!
 //! Each refusal is written once, and its Event again every [`REPEAT`]. Writes are spread over time,
 //! and a kind of writes that fails is tried again later and later.
@@ -231,7 +231,7 @@ impl Pace {
         }
     }
 
-    /// From when the next write may be done.
+    /// The time from which the next write may be done.
     fn free(&self) -> Instant {
         let ahead = self.each * self.burst.saturating_sub(1);
         let by_rate = self.spent.checked_sub(ahead).unwrap_or(self.spent);

@@ -106,7 +106,7 @@ impl<K: Ord + Clone + Display> Addresses<K> {
     }
 }
 
-/// That several pods claim an address, in words: the key of a document, and the warning.
+/// The key of a document, and the warning that several pods claim an address.
 pub(crate) fn warning<K: Display>(address: IpAddr, holder: &K, others: &[&K]) -> (String, String) {
     let others: Vec<String> = others.iter().map(ToString::to_string).collect();
     let warning = format!(

@@ -1,7 +1,7 @@
 //! The objects of the cluster that give policies their meaning, and what their changes touch.
 //!
-//! A set in place of all objects is the same as single changes: `Cache::replace` removes and puts
-//! in the objects that differ.
+//! A replacement of all objects is the same as single changes: `Cache::replace` removes and puts only
+//! the objects that differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,7 +63,7 @@ pub(crate) struct Touched {
     pub(crate) policies: BTreeSet<PolicyId>,
 }
 
-/// All objects of the cluster, by what they are looked up by.
+/// All objects of the cluster, indexed by what they are looked up by.
 #[derive(Debug)]
 pub struct Cache {
     node: Arc<str>,
@@ -131,7 +131,7 @@ impl Cache {
         }
     }
 
-    /// Puts a set of objects in the place of all.
+    /// Puts a set of objects in the place of all objects.
     pub(crate) fn replace(&mut self, objects: Vec<Object>) {
         let stay: BTreeSet<Key> = objects.iter().map(Object::key).collect();
         let gone: Vec<Key> = self.keys().filter(|key| !stay.contains(key)).collect();

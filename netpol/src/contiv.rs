@@ -24,7 +24,7 @@ pub struct ContivPolicy {
     pub id: PolicyId,
     /// Directions that it restricts.
     pub restricts: PolicyType,
-    /// Traffic that it allows, in its own order; the rest of these directions is closed.
+    /// Traffic that it allows, in the policy's order; the rest of these directions is closed.
     pub matches: Vec<Match>,
 }
 

@@ -49,7 +49,7 @@ impl<T: Ord + Clone> Counted<T> {
         self.reasons.len()
     }
 
-    /// Members, also those that are not taken yet.
+    /// Members, including those that are not taken yet.
     pub(crate) fn members(&self) -> impl Iterator<Item = &T> {
         self.reasons.keys()
     }

@@ -22,7 +22,7 @@ pub struct Opening {
     pub from: IpAddr,
     /// Address of the receiver.
     pub to: IpAddr,
-    /// Protocol and destination port; none for protocols without ports.
+    /// Protocol and destination port; `None` for protocols without ports.
     pub port: Option<(Protocol, u16)>,
 }
 

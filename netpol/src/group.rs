@@ -1,7 +1,7 @@
 //! Peers of policies as groups: the addresses of the pods that a [`PodSet`] selects.
 //!
 //! A group exists while a chain uses it. After that it is kept up to date until `Groups::sweep`, in
-//! case it is needed again before. A new group can be counted before it gets its members.
+//! case it is needed again before that. A new group can be counted before it gets its members.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

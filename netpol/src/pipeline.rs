@@ -7,7 +7,7 @@
 //!                                      ▲ └─► Selection: which are set aside, so that the others fit
 //!                                      └───────┘
 //! ```
-//! A set of objects in place of all and single changes, in any order, lead to the same table.
+//! A replacement of all objects and single changes, in any order, lead to the same table.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -87,7 +87,7 @@ impl Pipeline {
         self.cache.remove(key);
     }
 
-    /// Puts a set of objects in the place of all.
+    /// Puts a set of objects in the place of all objects.
     pub fn replace(&mut self, objects: Vec<Object>) {
         self.cache.replace(objects);
     }
@@ -98,8 +98,9 @@ impl Pipeline {
         self.nft.set_interfaces(interfaces);
     }
 
-    /// The node's interfaces. While a pod is restricted, its ports of bridges exchange no frames that the
-    /// table does not see, and no IPv6 packets with link-local addresses, which no policy selects.
+    /// The node's interfaces. While a pod is restricted, the node's ports of bridges exchange no frames
+    /// that the table does not see, and no IPv6 packets with link-local addresses, which no policy
+    /// selects.
     pub fn set_links(&mut self, links: NodeLinks) {
         self.nft.set_links(links);
     }
@@ -163,7 +164,7 @@ impl Pipeline {
     }
 
     /// What decides a connection: a side for each pod of this node that claims an end and has policies
-    /// about the direction. No side: it passes.
+    /// about the direction. Without a side, it passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
         sides(&self.cache, self.processor.pods(), opening)
     }

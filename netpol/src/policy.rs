@@ -86,7 +86,7 @@ pub struct Block {
 /// Protocols and ports that a rule allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ports {
-    /// Every port and every protocol, also those without ports: `ports` is absent or empty.
+    /// Every port and every protocol, even those without ports: `ports` is absent or empty.
     Any,
     /// Any of these ports: the list `ports`, never empty.
     Of(Vec<Port>),

@@ -67,7 +67,7 @@ pub(crate) struct Compiled {
     subject: PodSet,
     /// The policy as its document says.
     pub(crate) policy: Arc<ContivPolicy>,
-    /// The same without matches, if it is set aside.
+    /// The same policy, without matches if it is set aside.
     in_force: Arc<ContivPolicy>,
     /// A match of incoming traffic names ports.
     pub(crate) names_ports: bool,

@@ -48,7 +48,7 @@ pub enum Traffic {
         /// Ports of the receiver.
         destination: Span,
     },
-    /// Every packet, also one of a protocol without ports.
+    /// Every packet, even one of a protocol without ports.
     Any,
 }
 

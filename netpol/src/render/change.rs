@@ -11,7 +11,7 @@ pub struct Change {
     pub family: TableFamily,
     /// Name of the table.
     pub table: String,
-    /// In order. A rule and a verdict come behind the objects that they name.
+    /// Steps in order. A rule and a verdict come after the objects that they name.
     pub steps: Vec<Step>,
 }
 
@@ -36,7 +36,7 @@ pub enum Step {
     DeleteVerdicts(String, Vec<(Value, Verdict)>),
     /// Takes all rules out of a chain.
     FlushChain(String),
-    /// A rule behind those of the chain.
+    /// A rule after those of the chain.
     AddRule(String, Rule),
     /// New members of a set.
     AddElements(String, Vec<Element>),

@@ -10,7 +10,7 @@
 //!   chain forward { answers pass; … ip saddr vmap @from4; ip daddr vmap @to4 }
 //! }
 //! ```
-//! and the same for IPv6. A row permits by `return`: the chain of the other side still has its say.
+//! and the same for IPv6. A row permits by `return`: the chain of the other side judges next.
 //! Chains and sets have names by their content. A chain never changes: pods with other rows jump to
 //! another one, and pods with equal rows share one. A new pod of the cluster is an element of the
 //! groups that select it, and changes no chain.
@@ -198,7 +198,7 @@ impl Nft {
         }
     }
 
-    /// Takes what guards on interfaces, bridges and tunnels follow from.
+    /// Takes the links from which guards on interfaces, bridges and tunnels follow.
     pub(crate) fn set_links(&mut self, links: NodeLinks) {
         self.node_links = links;
     }
@@ -296,7 +296,7 @@ impl Nft {
         table
     }
 
-    /// Nothing is guarded on a node whose pods are all open.
+    /// Takes the links, or none on a node whose pods are all open: nothing is guarded there.
     fn take_links(&mut self, steps: &mut Vec<Step>) {
         let now = match self.own.len() {
             0 => NodeLinks::default(),

@@ -25,7 +25,7 @@ pub enum TableFamily {
 pub struct Table {
     /// Which packets the table is about.
     pub family: TableFamily,
-    /// As nft(8) shows it, without the family.
+    /// Name as nft(8) shows it, without the family.
     pub name: String,
     /// Names of the counters that rules use.
     pub counters: BTreeSet<String>,
@@ -155,7 +155,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Type of the sets that may have it.
+    /// Type of the sets that may have this value.
     pub const fn of_type(self) -> Type {
         match self {
             Self::Interface(_) => Type::Interface,
@@ -213,7 +213,7 @@ pub struct Chain {
 /// The way into a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Entry {
-    /// Only jumps of other chains.
+    /// Packets come only by jumps of other chains.
     Jump,
     /// Every packet that the node forwards: `type filter hook forward priority filter; policy accept`.
     Forward,
@@ -266,7 +266,7 @@ pub enum Expression {
     /// A TCP segment without a known connection that does not open one:
     /// `ct state new tcp flags & (fin | syn | rst | ack) != syn`.
     MiddleOfTcp,
-    /// An ICMPv6 message of this type, behind a condition that the frame has IPv6.
+    /// An ICMPv6 message of this type, after a condition that the frame has IPv6.
     Icmp6(u8),
     /// Router and neighbour discovery of IPv6 that no router has forwarded:
     /// `icmpv6 type 133-137 ip6 hoplimit 255`.
@@ -288,7 +288,7 @@ pub enum Field {
     Interface,
     /// Index of the interface by which the packet goes: `oif`.
     OutInterface,
-    /// `ether type`, the outermost: a frame with a VLAN tag has that of the tag.
+    /// The outermost `ether type`: a frame with a VLAN tag has the type of the tag.
     EtherType,
     /// `ip saddr`
     Source4,
@@ -317,7 +317,7 @@ pub enum Verdict {
     Accept,
     /// It ends here.
     Drop,
-    /// Evaluation goes on behind the jump to this chain.
+    /// Evaluation goes on after the jump to this chain.
     Return,
     /// Evaluation goes on in the chain of this name.
     Jump(String),

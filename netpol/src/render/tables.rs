@@ -1,5 +1,5 @@
-//! Tables of rules for an access control that judges each packet once: a local table for traffic
-//! of a direction with pods of the node, and a global one for traffic between these pods and other nodes.
+//! Tables of rules for an access control that judges each packet once: local tables for the traffic of
+//! pods of the node in one direction, and a global table for traffic between these pods and other nodes.
 //!
 //! A local table combines both sides of a connection within the node (`combine`). Pods whose
 //! tables have equal rules share one.

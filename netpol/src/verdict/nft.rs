@@ -1,4 +1,4 @@
-//! By the table of nf_tables, as the kernel judges the first packet of a connection.
+//! Judges by the table of nf_tables, as the kernel judges the first packet of a connection.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::{
     render::ruleset::{self, Element, Entry, Expression, Field, Table, Value},
 };
 
-/// By the chains of forwarded packets. The interface by which the packet came is not known.
+/// The verdict by the chains of forwarded packets. The interface by which the packet came is not known.
 pub(crate) fn by_table<'a>(table: &'a Table, packet: &Packet) -> Verdict<'a> {
     let mut judge = Judge {
         table,

@@ -150,7 +150,7 @@ fn peer(random: &mut Random, families: Families) -> Value {
     }
 }
 
-/// A port. With one family of addresses, also session rules can have it.
+/// A port. With one family of addresses, it is one that session rules can have.
 fn port(random: &mut Random, families: Families) -> Value {
     let protocols: &[&str] = match families {
         Families::V4 => &["TCP", "UDP"],

@@ -1,4 +1,4 @@
-//! From policies to rules, and how all renderers get the same ones.
+//! From policies to rules, and how all renderers get the same rules.
 
 use std::{
     cell::RefCell,

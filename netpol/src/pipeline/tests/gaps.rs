@@ -1,4 +1,4 @@
-//! Cases in which the pipeline of Contiv/VPP does something else than Kubernetes says.
+//! Cases in which the pipeline of Contiv/VPP does something other than Kubernetes says.
 
 use serde_json::json;
 

@@ -124,7 +124,7 @@ fn addresses_are_counted_with_those_that_peers_share() {
     let mut lab = Lab::within(LIMITS);
     lab.put(tenants());
     lab.put((3..=8).map(|n| object(pod(&format!("shop/{n}"), &[], &[&format!("10.0.2.{n}")]))));
-    // The groups of these two are the same.
+    // These two policies have the same groups.
     lab.put(["shop/a", "shop/b"].map(|id| from_all_but(id, 2)));
     assert_eq!(set_aside(&lab), [""; 0]);
     assert_eq!(lab.pipeline.size().addresses, 20);

@@ -97,7 +97,7 @@ impl Chains {
         known.unwrap_or_else(|| self.create(groups, content))
     }
 
-    /// Uses a chain that lets pass what all of these do, which are in use.
+    /// Uses a chain that lets pass what all of these chains let pass. They are in use.
     pub(super) fn join(&mut self, flow: Flow, family: Family, of: &BTreeSet<ChainId>) -> ChainId {
         let names = of.iter().filter_map(|id| self.name(*id));
         let content = Content {

@@ -107,8 +107,8 @@ pub(super) fn table(links: &NodeLinks, is_quiet: bool) -> Table {
     table
 }
 
-/// Datagrams to addresses that are no pod's do not go to ports of pods, except those by which a network
-/// works: neighbour discovery, and from ports of no pods also queries for members of groups and DHCP.
+/// Datagrams to addresses of no pod do not go to ports of pods, except those that a network needs:
+/// neighbour discovery and, from ports that lead to no pod, also DHCP and queries for members of groups.
 fn to_all() -> Vec<Rule> {
     use Expression::{Icmp6, In, Numbered, Verdict as End, Within};
     let is_other = || In(Field::Interface, OTHER_PORTS.to_owned());

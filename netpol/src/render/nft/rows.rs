@@ -33,7 +33,7 @@ pub(super) struct Peer {
 /// Packets of a row, by protocol and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum RowPorts {
-    /// Every packet, also of protocols without ports.
+    /// Every packet, even of protocols without ports.
     Any,
     /// Every port of the protocol.
     All(Protocol),

@@ -30,7 +30,7 @@ pub enum Change {
 }
 
 impl Tables {
-    /// No tables. Local ones will be about traffic of this direction.
+    /// Begins without tables. Local tables will be about traffic of this direction.
     pub fn new(flow: Flow) -> Self {
         Self {
             flow,
@@ -44,7 +44,7 @@ impl Tables {
         &self.view
     }
 
-    /// The pods whose rules they are made of.
+    /// The pods from whose rules the tables are made.
     pub fn pods(&self) -> impl Iterator<Item = &PodId> {
         self.pods.keys()
     }

@@ -215,7 +215,8 @@ fn row(source: IpNet, destination: IpNet, rule: Rule) -> Row {
     }
 }
 
-/// The rules of rows. Two rows that differ in the family of all addresses only are one rule.
+/// The rules of rows. Two rows that differ only in whether they are about all IPv4 or all IPv6
+/// addresses are one rule.
 fn rules(rows: &[Row]) -> Vec<Rule> {
     let [four, six] = whole_families();
     let mut rules = Vec::new();

@@ -29,7 +29,7 @@ use crate::{
     rule::{Action, Net, Rule, Traffic},
 };
 
-/// Ports of one rule that become a session rule each, at most.
+/// Most ports of one rule that become session rules, one for each port.
 const MAX_PORTS: u32 = 1024;
 
 const TAG: &str = "contiv/vpp-policy";

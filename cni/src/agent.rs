@@ -24,7 +24,7 @@ struct Answer {
 }
 
 /// Sends a request, again and again until the agent answers or the wait is over. A request that an
-/// agent did not answer is sent to the next one.
+/// agent did not answer is sent to the next agent.
 pub(crate) fn insist(config: &Config, mut body: Value) -> Result<(), Failure> {
     let deadline = Instant::now() + config.wait;
     loop {

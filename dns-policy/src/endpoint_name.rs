@@ -130,7 +130,7 @@ mod tests {
             ("cni-1", &[3]),
             ("web", &[4]),
             ("2001:db8:0::4", &[4]),
-            // An address before a namespace of that name.
+            // An address counts before a namespace of that name.
             ("10.0.0.1", &[1]),
             ("eth0", &[1, 3, 5]),
             ("", &[]),

@@ -1,7 +1,7 @@
 //! DNS rules as values, free of any wire format.
 //!
 //! The agent renders them from policy, the link receives them over gRPC, and
-//! restore reads them from `ep_config.json`; [`super`] compiles them.
+//! restore reads them from `ep_config.json`; [`crate::table`] compiles them.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -189,12 +189,12 @@ impl NameRule {
     }
 }
 
-/// Rules of one endpoint with its number.
+/// The rules of one endpoint, and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesOf {
     /// Endpoint that the rules apply to.
     pub endpoint: EndpointId,
-    /// Its rules; without ports it has none.
+    /// Rules of the endpoint; without ports there are none.
     pub rules: EndpointRules,
 }
 

@@ -293,7 +293,7 @@ pub struct PolicyHandle {
 }
 
 impl PolicyHandle {
-    /// Without any rules: everything is denied.
+    /// A handle without any rules: everything is denied.
     pub fn new() -> Self {
         Self::default()
     }

@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_long_chain_costs_no_more_than_reading_each_owner_once() {
-        // Names as long as may be, which differ in their last label only.
+        // Names of the greatest length, which differ in their last label only.
         let name = |number: usize| {
             let mut name = [1, b'a'].repeat(120);
             name.extend_from_slice(&[4]);

@@ -12,7 +12,7 @@ const TYPE_AXFR: u16 = 252;
 pub struct Transfer {
     /// Number of SOA records that have arrived.
     soas: u64,
-    /// Serial of the first one.
+    /// Serial of the first SOA record.
     serial: u32,
 }
 

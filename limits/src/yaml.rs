@@ -33,7 +33,7 @@ pub enum YamlError {
         /// Line of the text at which the document begins.
         line: usize,
     },
-    /// Too many collections within one another.
+    /// Too many levels of nested collections.
     #[error("is nested more than {MAX_DEPTH} levels deep")]
     Deep,
     /// A document of too many bytes.

@@ -19,8 +19,8 @@ pub const TIME_FACTOR: &str = "HOLDFAST_TIME_FACTOR";
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// `time`, as long as it is on this machine: an emulated machine is many times slower, and
-/// [`TIME_FACTOR`] says how many. All waits of this crate are stretched.
+/// `time`, stretched for this machine: an emulated machine is many times slower, and
+/// [`TIME_FACTOR`] says how many times. All waits of this crate are stretched.
 pub fn stretched(time: Duration) -> Duration {
     static FACTOR: LazyLock<u32> = LazyLock::new(|| {
         #[expect(

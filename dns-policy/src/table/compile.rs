@@ -1,4 +1,4 @@
-//! Turns rules into matchers, keeping one of each kind.
+//! Turns rules into matchers. Equal matchers are shared.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -127,8 +127,8 @@ impl NameCache {
         }
     }
 
-    /// Takes a lookup out of an endpoint's valid ones. True if the endpoint holds the address
-    /// on as a zombie.
+    /// Takes a lookup out of an endpoint's valid ones. True if the endpoint keeps the address
+    /// as a zombie.
     fn retire(
         &mut self,
         endpoint: EndpointId,

@@ -210,7 +210,7 @@ impl NodeLocal {
         self.withheld.get(&id)
     }
 
-    /// Every number that is held for what had it before the restart.
+    /// Every number that is held for the labels that had it before the restart.
     pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
         self.withheld.iter().map(|(id, labels)| (*id, labels))
     }

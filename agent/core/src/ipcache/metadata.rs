@@ -92,7 +92,7 @@ impl Metadata {
         before != self.identities.len()
     }
 
-    /// One owner more says this. True if no owner did before.
+    /// One more owner says this. True if no owner did before.
     fn add_owner(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         match self.sets.binary_search_by(|(known, _)| known.cmp(&said)) {
@@ -112,7 +112,7 @@ impl Metadata {
         }
     }
 
-    /// One owner less says this. True if no owner does any more.
+    /// One owner no longer says this. True if no owner does any more.
     fn unsay(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         let Ok(at) = self.sets.binary_search_by(|(known, _)| known.cmp(&said)) else {

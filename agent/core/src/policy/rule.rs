@@ -20,7 +20,7 @@ pub struct Rule {
     pub subject: LabelSelector,
     pub egress: Direction,
     pub ingress: Direction,
-    /// What of that egress is taken away or passed on, in order: the first rule that covers a
+    /// What of the egress is taken away or passed on, in order: the first rule that covers a
     /// packet decides.
     pub tier: Vec<Arc<TierRule>>,
 }

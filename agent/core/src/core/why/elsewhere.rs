@@ -72,7 +72,7 @@ impl State {
         })
     }
 
-    /// The pod that the ipcache has an address from.
+    /// The pod whose document gave an address to the ipcache.
     fn pod_with(&self, address: IpAddr) -> Option<&KnownPod> {
         let owners = self.ipcache.get(address.into())?.owners().into_iter();
         let mut pods = owners.filter_map(|owner| match owner {

@@ -246,7 +246,7 @@ fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound
     }
 }
 
-/// What becomes of packets that only rules about every peer, protocol and port are about.
+/// What becomes of packets to which only rules about every peer, protocol and port apply.
 fn everything(side: &Side) -> (Verdict, Vec<RuleView>) {
     let everyone = side
         .rules

@@ -33,7 +33,7 @@ pub enum MeantBy {
     ToFqdns,
 }
 
-/// An address of a name that no DNS server gave whose answers count for such rules.
+/// An address of a name. No DNS server whose answers count for these rules gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UntrustedAnswer {
     /// Rules that mean the name.

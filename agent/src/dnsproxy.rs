@@ -371,7 +371,7 @@ impl Maintenance {
         }
     }
 
-    /// The mode is on only once the programs of every endpoint let answers to pods' addresses come back.
+    /// Transparent mode is on only once the programs of every endpoint let answers to pods' addresses come back.
     fn detect_transparent(&self) {
         if self.transparent.detect(&self.bpf_root) {
             let mode = self.transparent.mode();

@@ -9,7 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Pause before the next attempt to subscribe.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Pause after a subscription ended, as it does when its messages had no room.
+/// Pause after a subscription ended, which happens if its messages have no room.
 const ENDED: Duration = Duration::from_millis(100);
 
 /// Says whether a message is of a change that matters.

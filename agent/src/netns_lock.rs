@@ -14,8 +14,8 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 /// Name of `netpol run`. Only one process can hold it.
 const NETPOL: &str = "holdfast-netpol";
-/// Names of `run` begin with it, and have the process id and a time: several may run in one namespace,
-/// also in containers where their ids are equal.
+/// Names of `run` begin with this text, followed by the process id and a time. Several agents may run in one
+/// namespace, even with equal ids in different containers.
 const RUN: &str = "holdfast-run.";
 /// Sockets of this network namespace, with `@` before abstract names.
 const SOCKETS: &str = "/proc/self/net/unix";

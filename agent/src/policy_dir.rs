@@ -40,13 +40,13 @@ const LOGGED: usize = 100;
 pub const TWICE: &str =
     "rename or remove one of the two; of two EgressFirewalls, put all rules into one";
 
-/// What the directory held when it was read last.
+/// The documents of the directory when it was read last.
 #[derive(Debug)]
 pub struct PolicyDir {
     dir: DocumentDir,
     files: BTreeMap<String, File>,
     current: BTreeMap<String, PolicyDocument>,
-    /// What is refused in the files that could be read.
+    /// Refused documents in the files that could be read.
     refused: Vec<PolicyError>,
     rejected: Vec<PolicyError>,
     /// Seeds the hashes of texts.

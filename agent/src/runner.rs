@@ -107,7 +107,7 @@ fn weight(event: &Event) -> u32 {
     u32::try_from(weight).unwrap_or(ROOM).min(ROOM)
 }
 
-/// Whether a proxy's stream sends it. Such events are handled in the order of the stream, before others.
+/// Whether a proxy's stream sends the event. Such events are handled in the order of the stream, before others.
 fn is_of_stream(event: &Event) -> bool {
     matches!(
         event,
@@ -212,7 +212,7 @@ impl CoreHandle {
     /// # Errors
     /// The thread could not be started.
     pub(crate) fn end_if_it_hangs(&self) -> io::Result<()> {
-        // A sender that lived on would keep the core from ending.
+        // A strong sender would keep the core from ending.
         let inputs = self.inputs.downgrade();
         self.pulse.watch(move || {
             let nothing: Inspection = Box::new(|_| {});

@@ -28,7 +28,7 @@ pub(crate) struct WatchedDir {
 }
 
 impl WatchedDir {
-    /// Watches `dir`. Where inotify cannot be had, it is looked at every five seconds.
+    /// Watches `dir`. Without inotify, the directory is looked at every five seconds.
     pub(crate) fn new(dir: &Path) -> Self {
         let changed = Arc::new(Notify::new());
         let signal = Arc::clone(&changed);
@@ -103,7 +103,7 @@ const LARGE: u64 = 1 << 20;
 /// A file that changed so recently may change again without another time of change.
 const CLOCK: Duration = Duration::from_secs(2);
 
-/// Which version of a file is there.
+/// Identifies the version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,

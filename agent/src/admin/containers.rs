@@ -15,7 +15,7 @@ use crate::{
     refusal::Refusal,
 };
 
-/// The longest that a container's start waits.
+/// The longest time that a container's start waits.
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// Pause between two looks at an agent that starts.

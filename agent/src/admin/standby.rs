@@ -23,9 +23,10 @@ pub struct StandbyView {
     pub pid: u32,
     /// Version of the waiting program.
     pub version: String,
-    /// Since when it waits, RFC 3339.
+    /// When the standby began to wait, RFC 3339.
     pub since: String,
-    /// Process id of the agent that owned the node at that time, as the standby sees it; `None` if it cannot see it.
+    /// Process id of the agent that owned the node at that time, as the standby sees it; `None` if it cannot see the
+    /// process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
 }

@@ -1,7 +1,7 @@
-//! The node's CNI configuration with `holdfast-cni` as one more plugin. Pure.
+//! The node's CNI configuration with `holdfast-cni` as one more plugin. Nothing here reads or writes files.
 //!
-//! The first configuration of the directory, the base, stays as it is: ours is a copy of it in a file
-//! that sorts before it. It has the base's name, because plugins keep leases of addresses under it.
+//! The first configuration of the directory, the base, stays as it is: ours is a copy of it in a file that sorts
+//! before it. Ours has the base's name, because plugins keep leases of addresses under it.
 
 use std::{collections::BTreeSet, path::Path};
 

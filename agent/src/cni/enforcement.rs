@@ -24,12 +24,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// The time waited so far, divided by this, is the next pause: an ADD waits hardly longer than it has to.
 const PART: u32 = 8;
 
-/// Takes the pods of the plugin's requests.
+/// Puts the pods of the plugin's requests under policy.
 pub(crate) trait Enforcement: Clone + Send + Sync + 'static {
     /// Begins to put a pod's interface under policy. It is on disk when this returns. May block.
     ///
-    /// # Errors
-    /// The interface cannot be under policy, or not now.
+    /// # Errors The interface cannot be put under policy, or not yet.
     fn attach(&self, attachment: Attachment) -> Result<(), AttachError>;
 
     /// Key of an attachment.

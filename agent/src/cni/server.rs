@@ -172,7 +172,7 @@ impl<E: Enforcement> CniServer<E> {
             let attached =
                 attached.inspect_err(|_| self.reports.failures.inc(AddFailure::Agent))?;
             match attached {
-                // The last look has time enough to give its reason.
+                // After the last look there is still time to answer with its reason.
                 Err(error)
                     if error.is_awaited() && Instant::now() + pause_after(begin) * 2 < deadline =>
                 {
@@ -204,7 +204,7 @@ impl<E: Enforcement> CniServer<E> {
                     "the pod is not under policy and does not start"
                 );
                 self.reports.failures.inc(AddFailure::Policy);
-                // The runtime removes it as well, if it can.
+                // The runtime removes the pod as well, if it can.
                 let _removed = self.remove(attachment.id).await;
                 Err(refusal)
             }

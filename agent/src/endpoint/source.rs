@@ -453,8 +453,7 @@ impl State {
         }
     }
 
-    /// Another endpoint that has this interface. One whose document is to be resolved again does
-    /// not count.
+    /// Another endpoint that has this interface. An endpoint whose document is to be resolved again does not count.
     fn other_with(&self, ifindex: u32, key: &str) -> Option<String> {
         let mut others = self.found.iter().filter(|(other, found)| {
             found.spec.interface.ifindex == ifindex

@@ -115,13 +115,13 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Number of its process. The kernel gives 0 for a process of a pid namespace that this one does
-    /// not see (unix(7), SO_PEERCRED).
+    /// Id of its process. The kernel gives 0 for a process of a pid namespace that this one does not see (unix(7),
+    /// SO_PEERCRED).
     pub fn visible_pid(&self) -> Option<i32> {
         self.pid.filter(|pid| *pid > 0)
     }
 
-    /// Name it gave in its Hello, or `pid-N`.
+    /// Name that the peer gave in its Hello, or `pid-N`.
     pub fn instance(&self) -> String {
         match (self.instance.get(), self.visible_pid()) {
             (Some(name), _) => name.clone(),
@@ -130,20 +130,20 @@ impl Peer {
         }
     }
 
-    /// Takes the name from its Hello; the first one counts.
+    /// Takes the name from the peer's Hello; the first one counts.
     pub fn named(&self, instance: &str) {
         if !instance.is_empty() {
             let _kept = self.instance.set(shown(instance, 64));
         }
     }
 
-    /// Takes the state directory from its Hello, if that is not the agent's; the first one counts.
+    /// Takes the state directory from the peer's Hello, if that is not the agent's; the first one counts.
     pub(super) fn has_state_dir(&self, dir: &Path) {
         let text = shown(&dir.to_string_lossy(), 256);
         let _kept = self.other_state_dir.set(text);
     }
 
-    /// Its state directory, if it is not the agent's.
+    /// The peer's state directory, if it is not the agent's.
     pub(super) fn other_state_dir(&self) -> Option<&str> {
         self.other_state_dir.get().map(String::as_str)
     }

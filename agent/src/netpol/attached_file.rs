@@ -64,7 +64,7 @@ impl AttachedFile {
         }
     }
 
-    /// Reads the list. If it is damaged, it is set aside, which is added to `damaged`.
+    /// Reads the list. A damaged list is set aside, and this is added to `damaged`.
     pub(super) fn read(
         &self,
         damaged: &mut Vec<String>,

@@ -58,7 +58,7 @@ const SCANS: Duration = Duration::from_secs(1);
 pub(super) struct Kernel {
     pub(super) connection: Connection,
     pub(super) events: TableEvents,
-    /// Why it has no tables of family `bridge`.
+    /// Why the kernel has no tables of family `bridge`.
     pub(super) lacks_frames: Option<String>,
 }
 
@@ -132,7 +132,7 @@ impl Due {
 struct Over {
     /// Addresses that no pod of this node has any more.
     ended: BTreeSet<IpAddr>,
-    /// Some directions may be closed that were open.
+    /// Some directions that were open may be closed now.
     is_closing: bool,
     /// Addresses may have other pods than those that are stored.
     has_other_pods: bool,
@@ -380,9 +380,9 @@ impl Over {
 /// and the receiver's packets pass as answers. Without the entry, packets of both directions are dropped: datagrams
 /// are judged as the first of a connection, and TCP segments open none.
 ///
-/// If the receiver may open a connection to the sender, the entry stays. Its next datagram would make a
-/// new entry, and the sender's datagrams would pass as answers. A TCP connection goes on if the policy
-/// opens it again soon.
+/// If the receiver may open a connection to the sender, the entry stays. Without the entry, the receiver's next
+/// datagram would make a new one, and the sender's datagrams would pass as answers. A TCP connection goes on if the
+/// policy opens it again soon.
 ///
 /// `own` are the node's addresses, about which policy says nothing.
 fn is_over(

@@ -78,9 +78,9 @@ pub struct NetpolPod {
     pub pod: String,
     /// Each address, with the interface, bridge or device that leads to it.
     pub addresses: Vec<(IpAddr, String)>,
-    /// Policies that restrict what it may receive; empty: everything.
+    /// Policies that restrict what it may receive; empty if it may receive everything.
     pub ingress: Vec<String>,
-    /// Policies that restrict what it may send; empty: everything.
+    /// Policies that restrict what it may send; empty if it may send everything.
     pub egress: Vec<String>,
 }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "addresses.json";
 const VERSION: u32 = 1;
 
-/// The pods of each address, each with the time at which it was made.
+/// The pods of each address, each pod with its creation time.
 pub(super) type Pods = BTreeMap<IpAddr, Vec<String>>;
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -205,8 +205,8 @@ impl State {
         self.is_uncertain = self.lacks();
     }
 
-    /// Whether a NetworkPolicy or a pod may be missing: one is refused, or a file that may have one, and no
-    /// good version is known.
+    /// Whether a NetworkPolicy or a pod may be missing: it, or a file that may have one, is refused, and no good
+    /// version is known.
     fn lacks(&self) -> bool {
         self.refused.iter().any(|error| match &error.key {
             Some(key) => match objects::key(key) {
@@ -282,7 +282,7 @@ impl State {
         pods.chain(attached).copied().collect()
     }
 
-    /// The pods of this node that claim each address, each with the time at which it was made.
+    /// The pods of this node that claim each address, each pod with its creation time.
     pub(super) fn owners(&self) -> Pods {
         let cache = self.pipeline.cache();
         let mut owners = Pods::new();

@@ -29,7 +29,7 @@ use super::{
 pub const PAUSE: u32 = 1;
 /// Time until a write is tried again because the object was not in the store, seconds.
 const AGAIN: u32 = 5;
-/// No write waits for longer, seconds: a later time is of a clock that was set back since.
+/// No write waits for longer, seconds: a later time is from before the clock was set back.
 const LONGEST_PAUSE: u32 = 120;
 
 /// What became of an answer to a pod.
@@ -136,7 +136,7 @@ impl Book {
         objects.map(|(key, held)| (key, &held.effective, &held.said))
     }
 
-    /// When the name of an object is looked up next.
+    /// When a name is looked up next.
     pub(crate) fn next_of(&self, name: &Fqdn) -> Option<UnixTime> {
         self.schedule.next_of(name)
     }
@@ -277,8 +277,8 @@ impl Book {
         }
     }
 
-    /// An object has this status now. To work it out from all that was learned is too slow for each
-    /// answer to a pod.
+    /// Records the new status of an object. Working it out from all answers would be too slow for each answer to a
+    /// pod.
     fn settle(&mut self, key: &ObjectKey, mut status: Status, now: UnixTime, always: bool) {
         let Some(held) = self.objects.get_mut(key) else {
             return;

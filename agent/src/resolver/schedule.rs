@@ -26,8 +26,8 @@ pub(crate) const MAX_PLANNED: usize = 50_000;
 
 /// The status without the addresses whose grace period is over; `None` if all of them stay. `looked_up` is when the
 /// last look-up of a name ended: an address stays until a look-up ended after its TTL, so that a silent server
-/// removes nothing before the failure is counted. A look-up in the future, by a node with a wrong clock, counts as
-/// one of now: otherwise its address would stay for as long as that clock was wrong.
+/// removes nothing before the failure is counted. A look-up in the future, by a node with a wrong clock, counts as a
+/// look-up of now: otherwise its address would stay for as long as that clock was wrong.
 pub(crate) fn expire(
     status: &Status,
     now: UnixTime,
@@ -270,7 +270,8 @@ impl Schedule {
         }
     }
 
-    /// After the clock was set back, names would otherwise wait until the clock shows its former time again.
+    /// Sets the times of look-ups back if the clock was set back: names would otherwise wait until it shows its
+    /// former time.
     fn follow_clock(&mut self, now: UnixTime) {
         let back = self.clock.since(now.plus(SKEW));
         self.clock = if back > 0 { now } else { self.clock.max(now) };

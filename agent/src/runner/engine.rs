@@ -83,7 +83,7 @@ impl Engine {
         AtOnce::Done
     }
 
-    /// Carries out what a stream's thread planned. Comes before everything else.
+    /// Carries out what a stream's thread planned. This comes before everything else.
     pub(super) fn finish_planned(&mut self) {
         if let Some(plan) = self.planned.take() {
             self.carry_out(plan, false);

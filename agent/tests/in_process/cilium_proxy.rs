@@ -111,7 +111,7 @@ impl Memory {
             .collect();
     }
 
-    /// Whether it would forward a pod's query. An unknown source ends it.
+    /// Whether the proxy would forward a pod's query. A query from an unknown source ends the proxy.
     pub(crate) fn allows(&self, client: &str, server: &str, protocol: u32, name: &str) -> bool {
         let client: IpAddr = client.parse().unwrap();
         let server: IpAddr = server.parse().unwrap();

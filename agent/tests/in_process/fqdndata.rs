@@ -27,7 +27,7 @@ use crate::{
 };
 
 const UDP: u32 = 17;
-/// An address of the world.
+/// An address outside of the cluster.
 const SERVER: &str = "9.9.9.9";
 const SERVER6: &str = "2001:db8::9";
 

@@ -23,7 +23,7 @@ use shared_maps::IdentityId;
 
 use super::{policy, show::print};
 
-/// Asks and prints; fails if the packet is dropped.
+/// Prints the trace. Fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
     let to = receiver(args)?;
     let port = args.destination_port()?;

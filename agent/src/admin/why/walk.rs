@@ -1,4 +1,4 @@
-//! The walk itself: each hop in words, from what was found. Pure, so that its words are tested.
+//! The walk itself: each hop in words, from what was found. It reads nothing else, so that tests can check the words.
 
 mod asking;
 mod elsewhere;

@@ -11,7 +11,7 @@ use crate::endpoint::discover::{Netns, bridge, leading_to};
 /// Extension of a file in the directory of stored endpoints, which a boot does not empty.
 pub(crate) const EXTENSION: &str = "containers";
 
-/// The containers that are not to start without policy.
+/// The containers that must not start without policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedContainers {
     containers: BTreeSet<ContainerName>,
@@ -93,8 +93,7 @@ impl NamedContainers {
 
     /// The bridge with a document that the process `pid` is connected to.
     ///
-    /// # Errors
-    /// Its interfaces, or the ports of bridges, cannot be looked for.
+    /// # Errors The process's interfaces, or the ports of bridges, cannot be looked for.
     pub fn bridge_of(&self, pid: u32) -> io::Result<Option<String>> {
         if self.bridges.is_empty() {
             return Ok(None);

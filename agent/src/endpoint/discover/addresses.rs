@@ -10,7 +10,7 @@
 //!
 //! The same holds for the MAC of the pod's interface.
 //!
-//! The core refuses addresses of the node and of other endpoints on top of that.
+//! In addition, the core refuses addresses of the node and of other endpoints.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use rtnetlink::{
     packet_route::route::{RouteAttribute, RouteMessage, RouteType},
 };
 
-/// Addresses of one interface that are looked up in the node's routes.
+/// Maximum addresses of one interface that are looked up in the node's routes.
 const MOST: usize = 64;
 
 /// Data about an endpoint's addresses from before its interface is read.

@@ -1,4 +1,4 @@
-//! Host-side interfaces that lead to a pod, however little else is known of it.
+//! Host-side interfaces that lead to a pod, found even if its addresses are not known.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -96,7 +96,7 @@ async fn pod_sides(
     Ok(found)
 }
 
-/// Whether a namespace is the agent's own: its interfaces lead to others.
+/// Whether a namespace is the agent's own, whose interfaces lead to pods.
 pub(crate) fn is_own(netns: &Netns) -> bool {
     let own = namespace(Path::new("/proc/self/ns/net"));
     own.is_some() && namespace(&netns.path()) == own

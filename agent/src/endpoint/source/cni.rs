@@ -1,6 +1,6 @@
-//! Endpoints that the CNI plugin added: pods, from before their first packet until the container
-//! runtime removes them. The agent's list of them survives its restarts, so a pod keeps its policy
-//! although no source of labels answers.
+//! Endpoints that the CNI plugin added: pods, from before their first packet until the container runtime removes
+//! them. The agent's list of them survives its restarts, so a pod keeps its policy even if no source of labels
+//! answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -83,7 +83,7 @@ pub(crate) enum AttachError {
     /// The agent does not know its endpoints yet.
     #[error("the agent is starting")]
     Starting,
-    /// The pod cannot be taken yet, and why.
+    /// The pod cannot be put under policy yet; with the reason.
     #[error("the pod is not under policy: {0}")]
     Awaited(String),
     /// There is no address whose packets could be judged.
@@ -103,7 +103,7 @@ pub(crate) enum AttachError {
         /// Name of the switch that the node's end is a port of.
         master: String,
     },
-    /// The pod has another way out.
+    /// The pod has further interfaces, by which packets could pass the policy.
     #[error(
         "the pod has further interfaces to other namespaces ({others}), and only {ifname} can be under \
          policy: remove the plugin that makes them from the chain"
@@ -131,7 +131,7 @@ pub(crate) enum AttachError {
 }
 
 impl AttachError {
-    /// Whether it may succeed within seconds.
+    /// Whether another attempt may succeed within seconds.
     pub(crate) fn is_awaited(&self) -> bool {
         matches!(self, Self::Starting | Self::Awaited(_))
     }

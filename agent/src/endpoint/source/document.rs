@@ -83,7 +83,7 @@ pub struct EndpointDocument {
     /// Uid of `pod`; no document has it.
     #[serde(skip)]
     pub uid: Option<String>,
-    /// When the agent found the pod, which ran before, nanoseconds since 1970; no document has it.
+    /// When the agent found a pod that had started without it, nanoseconds since 1970; no document has it.
     #[serde(skip)]
     pub taken_in: Option<u64>,
 }
@@ -289,7 +289,7 @@ impl EndpointDocument {
         }
     }
 
-    /// Whether its interface is found again by a name of the runtime or of the host, wherever it was before.
+    /// Whether the interface is found again by a container's or an interface's name, wherever it was before.
     pub(super) fn returns_by_name(&self) -> bool {
         self.container.is_some() || self.interface.is_some()
     }
@@ -378,7 +378,7 @@ impl EndpointDocument {
             |before: &&EndpointSpec| before.interface.ifindex != found.interface.ifindex;
         let elsewhere = before.filter(is_elsewhere);
         if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
-            // The number belongs to another process now: the namespace that was meant lives on.
+            // The number belongs to another process now, but the namespace that the document meant still exists.
             return Ok(Resolved {
                 spec: self.relabelled(before.clone())?,
                 others: Vec::new(),

@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// Whether there is an interface with the number of an endpoint's.
+    /// Whether there is an interface with the number of the endpoint's interface.
     fn has_successor(&self, key: &str) -> bool {
         let found = self.found.get(key);
         found.is_some_and(|found| {

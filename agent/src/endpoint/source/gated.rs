@@ -170,7 +170,7 @@ impl Gated {
         }
     }
 
-    /// Opens what is due: under policy, certainly gone, or of a document that is not wanted any more.
+    /// Opens interfaces that are due: under policy, certainly gone, or of a document that is not wanted any more.
     pub(super) fn settle(&mut self, is_wanted: impl Fn(&DocumentHash) -> bool) {
         let Some(gate) = &mut self.gate else {
             return;

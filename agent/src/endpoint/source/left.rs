@@ -94,7 +94,7 @@ impl State {
     }
 }
 
-/// The reason why an endpoint is gone, with what of its pod is closed and open, and what to do.
+/// The reason why an endpoint is gone, which of its pod's interfaces are closed or open, and the remedy.
 pub(super) fn with_remedy(
     reason: &str,
     key: &str,

@@ -172,8 +172,8 @@ impl State {
 }
 
 impl Found {
-    /// Whether nothing shows that the interface is gone or renamed, or that the document's namespace is
-    /// another one than where it was found.
+    /// False if something shows that the interface is gone or renamed, or that the document names another namespace
+    /// than the one where the endpoint was found.
     pub(super) fn is_settled(
         &self,
         interfaces: &Interfaces,

@@ -35,7 +35,7 @@ struct Process {
 /// The process that has a document's number now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// The same as when the endpoint was found, or the first one that is looked at.
+    /// The same process as when the endpoint was found, or the first one that is looked at.
     Same,
     Another,
 }
@@ -108,7 +108,7 @@ impl Processes {
         }
     }
 
-    /// The endpoint of a document was found by the number.
+    /// Records that the endpoint of a document was found by the number.
     pub(super) fn found(&mut self, key: &str, pid: Option<u32>) {
         let now = match pid.map(Process::now) {
             Some(Lookup::Unknown(error)) => {

@@ -85,7 +85,7 @@ pub(super) struct EndpointStore {
     records: BTreeMap<String, Record>,
     /// Why a file is not as it should be, by the key of its endpoint.
     failed: BTreeMap<String, String>,
-    /// Another user may write into the directory: it is not used.
+    /// The directory is not used, because another user may write into it.
     is_refused: bool,
     /// Containers that have a document, as they were written last.
     containers: Option<NamedContainers>,

@@ -1,13 +1,9 @@
 //! Pods that ran before the agent, or started without it: their network namespaces are found by the
 //! pods' addresses.
 //!
-//! ```text
-//!  pods of this node (API) that have no endpoint ─┐
-//!                                                 ├─► same address: endpoint netns/<file>
-//!  eth0 in each namespace of --cni-netns-dir ─────┘
-//! ```
-//! A namespace is looked into only while a pod has no endpoint, and not if it is an endpoint's. The
-//! endpoint is recorded as those of the CNI plugin are, and lives as long as they do.
+//! ```text pods of this node (API) that have no endpoint ─┐ ├─► same address: endpoint netns/<file> eth0 in each
+//! namespace of --cni-netns-dir ─────┘ ``` A namespace is looked into only while a pod has no endpoint, and only if
+//! no endpoint is in it. The endpoint is recorded like those of the CNI plugin, and is removed by the same events.
 
 mod search;
 #[cfg(test)]
@@ -281,7 +277,7 @@ struct Present {
 }
 
 impl Present {
-    /// Whether nothing shows that a file is no longer this namespace.
+    /// False only if it is certain that the file is no longer this namespace.
     fn may_be(&self, file: &str, namespace: NamespaceId) -> bool {
         self.found.get(file) == Some(&namespace) || self.unknown.contains(file)
     }

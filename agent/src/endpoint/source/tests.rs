@@ -113,7 +113,7 @@ fn a_process_that_has_the_number_of_one_that_ended_does_not_get_its_endpoint() {
     let (book, events) = open(dir.path(), spec);
     stays_ended_at_every_look(&book);
     assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
-    // Another number is another process.
+    // A changed number means another process.
     write(dir.path(), &text(other));
     book.refresh();
     assert_ne!(reason(&book), "");
@@ -136,7 +136,7 @@ fn a_process_that_got_the_number_while_the_agent_was_away_does_not_get_the_endpo
     assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
 }
 
-/// A gate that only remembers.
+/// A gate that only records which interfaces are closed.
 #[derive(Default)]
 struct Remembered(Arc<Mutex<BTreeSet<u32>>>);
 

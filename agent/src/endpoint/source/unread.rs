@@ -1,5 +1,5 @@
-//! What documents name, on disk: for the OCI hook, and for the next run of the agent, which may not accept a document
-//! that this one had.
+//! The names in documents, on disk: for the OCI hook, and for the next run of the agent, which may refuse a document
+//! that this run accepted.
 
 use super::{State, bridges, containers::StartError};
 use crate::endpoint::container::{ContainerName, NamedContainers};

@@ -1,5 +1,5 @@
-//! Answers that the proxies of this service report: each call waits for what becomes of its
-//! answer. All calls share one stream of results.
+//! Answers that the proxies of this service report: each call waits for the result of its answer. All calls share one
+//! stream of results.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 

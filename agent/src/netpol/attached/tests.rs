@@ -1,4 +1,4 @@
-//! Whose addresses count, and when.
+//! Which pods' addresses count, and when.
 
 use super::*;
 

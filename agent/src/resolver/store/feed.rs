@@ -65,7 +65,7 @@ impl Feed {
         self.added.notify_one();
     }
 
-    /// Waits for changes. The first are the listing, with its begin and its end.
+    /// Waits for changes. The first changes are the listing, with its begin and its end.
     pub(super) async fn next(&self) -> Changes {
         loop {
             if let Some(changes) = self.take() {

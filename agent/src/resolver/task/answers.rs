@@ -1,4 +1,4 @@
-//! Questions of people to the resolver's task.
+//! Questions of commands to the resolver's task.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

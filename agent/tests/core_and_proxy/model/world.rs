@@ -102,7 +102,7 @@ pub(super) struct World {
     /// Lease ends by stream, name and address.
     promises: BTreeMap<(StreamId, Fqdn, IpAddr), BootTime>,
     revocations: BTreeMap<u64, (Fqdn, Vec<IpAddr>)>,
-    /// Streams of processes that ended, which the agent did not hear of yet.
+    /// Streams of processes that have ended, of which the agent does not know yet.
     ended: Vec<StreamId>,
     /// Expired addresses are kept for connections.
     zombies: bool,

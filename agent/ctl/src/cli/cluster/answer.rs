@@ -21,7 +21,7 @@ pub(super) struct Agent {
     pub(super) ready: bool,
     /// Endpoints; of `netpol run`: pods of the node that have an address.
     pub(super) endpoints: u64,
-    /// Policy documents that it refuses.
+    /// Policy documents that the agent refuses.
     pub(super) refused: u64,
     /// Pods of the node that are not under policy, `namespace/name`.
     pub(super) unmanaged: Vec<String>,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Label of the chart's pods with the name of what they run.
+/// Label of the chart's pods with the name of the program that they run.
 const NAME: &str = "app.kubernetes.io/name";
 /// Value of that label for pods of `netpol run`, and the name of their container.
 const NETPOL: &str = "holdfast-netpol";
@@ -132,7 +132,7 @@ pub(super) struct Template {
     pub(super) spec: Placement,
 }
 
-/// Where a DaemonSet has pods.
+/// Fields that decide on which nodes a DaemonSet has pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Placement {

@@ -260,7 +260,7 @@ fn note_unknown(count: usize) {
     }
 }
 
-/// Policies of other kinds are not in renderings.
+/// Warns of policies of other kinds, which are not in renderings.
 fn warn_of_others<'a>(documents: impl Iterator<Item = &'a PolicyDocument>) {
     let is_other = |document: &&PolicyDocument| matches!(document.body, Body::Rules(_));
     let others = documents.filter(is_other).count();

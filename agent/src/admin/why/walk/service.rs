@@ -207,7 +207,7 @@ impl Judged<'_> {
         &self.backend.service_port
     }
 
-    /// Why packets to it are dropped, in a line.
+    /// Why packets to the backend are dropped, in a line.
     fn said(&self) -> String {
         let why = self
             .ingress

@@ -126,7 +126,7 @@ impl World {
             .collect()
     }
 
-    /// Labels that the policy which the agent heard of gives to a name.
+    /// Labels that a name has by the policy that the agent received.
     fn wanted(&self, name: &Fqdn) -> BTreeSet<String> {
         let rules = self.applied.values().flat_map(|document| document.rules());
         let selectors = rules.flat_map(|rule| rule.selectors());

@@ -42,7 +42,7 @@ use crate::{
 const TCP_CONNECTIONS: usize = 1024;
 /// How often the sink learns that no further result has come, while an answer waits for one.
 const BEAT: Duration = Duration::from_millis(10);
-/// Longest time for draining.
+/// Longest time that draining may take.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// The built-in DNS proxy while it runs.

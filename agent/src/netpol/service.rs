@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::state::Shared;
 
-/// Time between two reports.
+/// Time between two reports to the service manager.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reports until stopped. The process is ready when the kernel has the table of the documents, even if something on

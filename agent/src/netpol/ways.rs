@@ -18,7 +18,7 @@ use crate::endpoint::discover::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ways(BTreeMap<IpAddr, Way>, Ports);
 
-/// What is known of the bridges that pods are on.
+/// Properties of the bridges that pods are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bridging {
     /// One of the bridges filters VLANs.
@@ -126,7 +126,7 @@ impl Ways {
         }
     }
 
-    /// What is known of the bridges of pods; `None` if there are none.
+    /// Properties of the bridges that pods are on; `None` if there are none.
     pub(super) fn bridging(&self) -> Option<Bridging> {
         let bridges = self.links().bridges;
         let filters_vlans = !bridges.is_disjoint(&self.1.vlan_bridges);

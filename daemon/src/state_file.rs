@@ -94,7 +94,7 @@ impl Damage {
 }
 
 /// Reads a file. If the same file may be readable a moment later, this returns an error instead of
-/// a damage.
+/// [`Content::Damaged`].
 pub fn read<T, E: Display>(
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, E>,

@@ -1,5 +1,5 @@
-//! The journal: pairs that no agent has made durable, in a file that outlives this
-//! process, for whichever proxy of the node comes across it.
+//! The journal: pairs that no agent has made durable, in a file that outlives this process, for any
+//! proxy of the node that finds it.
 //!
 //! ```text
 //!      sink ─── note ──► queue ─► writer's thread ─► own file (locked)
@@ -37,7 +37,8 @@ use crate::{mapping::OnRealised, stats::Count};
 
 /// Most notes that wait for the thread. Each endpoint has a share of them.
 const QUEUE: usize = 65_536;
-/// Most answers that wait for their write, in shares too. More are released without waiting.
+/// Most answers that wait for their write, in shares too. Beyond it, answers are released without
+/// waiting.
 const WAITING: usize = 16_384;
 /// Delay after which entries are written together, unless a caller waits for one.
 const TOGETHER: Duration = Duration::from_millis(20);

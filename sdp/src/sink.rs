@@ -103,7 +103,7 @@ impl LinkSink {
     }
 
     /// A stream to an agent is up. If the agent's epoch is new, all stored pairs are sent again.
-    /// Otherwise only those are that it has not made durable.
+    /// Otherwise only the pairs that it has not made durable are sent again.
     pub fn agent_up(&self, epoch: Epoch, min_ttl: Option<u32>) {
         let mut state = self.state.lock();
         state.agent_up(epoch, min_ttl);

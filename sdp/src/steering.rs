@@ -191,7 +191,7 @@ impl Member {
         }
     }
 
-    /// Gives the slot up until the gate is open.
+    /// Gives up the slot until the gate is open.
     fn wait(&mut self, why: &str) {
         if let Some(slot) = self.slot.take() {
             tracing::warn!(
@@ -203,7 +203,7 @@ impl Member {
         *self.status.lock() = SteeringStatus::Waiting(why.to_owned());
     }
 
-    /// Gives the slot up: no new packets come here.
+    /// Gives up the slot, so that no new packets come here.
     pub(crate) fn leave(&mut self) {
         if self.left {
             return;

@@ -83,7 +83,7 @@ impl Kernel {
         self == Self::V6_12
     }
 
-    /// The suite of Debian that has it.
+    /// The suite of Debian that has the kernel.
     fn suite(self) -> &'static str {
         match self {
             Self::V5_10 => "bullseye",

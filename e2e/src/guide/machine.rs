@@ -76,7 +76,7 @@ pub struct Ended {
     pub status: i32,
     /// Standard output of the command, and of background programs that it started, so far.
     pub stdout: String,
-    /// The same on standard error.
+    /// Standard error of the same programs.
     pub stderr: String,
 }
 

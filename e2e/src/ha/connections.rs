@@ -91,7 +91,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Ends them, and gives their outcome.
+    /// Ends the connections. Returns their outcome.
     pub(super) fn finish(mut self) -> Result<Opened> {
         self.common.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

@@ -19,7 +19,7 @@ use crate::{
     shared_state::Shared,
 };
 
-/// What an endpoint's file says of its names.
+/// Names and addresses of an endpoint, from its file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Named {

@@ -48,7 +48,7 @@ pub(crate) struct PortView {
 /// One DNS rule in the words of `policy` and `explain`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RuleView {
-    /// The selector as the policy has it.
+    /// The selector in the words of the policy.
     pub selector: String,
     /// Servers it is about, in words.
     pub servers: String,

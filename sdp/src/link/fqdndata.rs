@@ -232,8 +232,8 @@ impl Rules {
         Ok((ack, self))
     }
 
-    /// Logs the unusable parts of a state if they are new, because each state contains all of them
-    /// again.
+    /// Reports the unusable parts of a state if they are new, because each state contains all of
+    /// them again.
     fn note_odd(&mut self, odd: BTreeSet<String>) {
         let status = &self.link.state;
         for odd in odd.difference(&self.odd) {

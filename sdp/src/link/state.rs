@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case", tag = "from")]
 pub enum RulesOrigin {
-    /// There are none: everything is refused.
+    /// There are no rules, so everything is refused.
     #[default]
     Nowhere,
     /// The endpoints' files. The agent has not sent any rules yet.

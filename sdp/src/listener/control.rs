@@ -118,7 +118,7 @@ impl Control {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// The worker gave its slot up.
+    /// The worker gave up its slot.
     pub(super) fn leave(&self) {
         self.left.store(true, Ordering::Release);
     }

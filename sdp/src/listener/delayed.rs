@@ -197,7 +197,7 @@ impl Delayed {
         true
     }
 
-    /// Whether a query of so many bytes may wait.
+    /// Whether a query of `bytes` bytes may wait.
     pub(super) fn has_room(&self, holder: Holder, bytes: usize) -> bool {
         !self.grace.is_zero() && self.quota.allows(holder, OVERHEAD + bytes)
     }

@@ -102,7 +102,7 @@ impl PairTable {
         self.take(mapping, min_ttl, Source::Answer);
     }
 
-    /// The same for an answer whose pairs have leases for its whole TTL.
+    /// Like [`Self::keep`], for an answer whose pairs have leases for its whole TTL.
     pub(crate) fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Leased);
     }

@@ -92,8 +92,8 @@ impl PreviousTables {
         self.tables.client(client)
     }
 
-    /// Identity of `server`. `now` is the present source: identity by the longest prefix of at
-    /// most so many bits.
+    /// Identity of `server`. `now` looks it up in the present source, by the longest prefix of at
+    /// most the given number of bits.
     pub(super) fn server(
         &self,
         server: IpAddr,

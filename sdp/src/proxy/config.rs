@@ -9,7 +9,7 @@ use crate::transparent::Transparent;
 /// Settings of the main path.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
-    /// Port to which the listeners are bound. No server has it.
+    /// Port to which the listeners are bound. Queries to a server at this port are refused.
     pub port: u16,
     /// Answer to a name that policy does not allow.
     pub reject: RejectCode,

@@ -34,7 +34,7 @@ pub enum Promise {
     None,
     /// A lease that lasts until then, unless the agent revokes it first.
     Until(BootTime),
-    /// For the TTL that the agent was sent, for the endpoint of the mapping (FQDNData).
+    /// For the TTL in the sent mapping, and only for the mapping's endpoint (FQDNData).
     ForItsTtl,
 }
 

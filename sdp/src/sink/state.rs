@@ -194,8 +194,8 @@ impl State {
         Note::Learned(mapping, lasts)
     }
 
-    /// An agent connected. If its epoch is new, all stored pairs are sent again. Otherwise only those
-    /// are that it has not made durable.
+    /// An agent connected. If its epoch is new, all stored pairs are sent again. Otherwise only the
+    /// pairs that it has not made durable are sent again.
     pub(super) fn agent_up(&mut self, epoch: Epoch, min_ttl: Option<u32>) {
         self.leases.clear();
         let all = self.agent.connected(epoch);

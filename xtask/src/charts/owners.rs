@@ -36,7 +36,7 @@ const RUNNING: [(&str, &str, &str); 2] = [
 /// The number of rendered definitions, or words of the error.
 type Wanted = Result<usize, &'static [&'static str]>;
 
-/// An installation beside objects of the cluster.
+/// An installation in a cluster that has these objects already.
 #[derive(Debug)]
 struct Case {
     /// Metadata of the example, if it is in the cluster.

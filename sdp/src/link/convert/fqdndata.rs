@@ -1,6 +1,6 @@
-//! Messages of the FQDNData service ↔ our own types. Its encoding: addresses of mappings are text
-//! in byte fields, addresses of endpoints are raw, prefixes are raw with a trailing length byte.
-//! The rules of one endpoint come in several rows.
+//! Messages of the FQDNData service ↔ our own types. The service's encoding: addresses of mappings
+//! are text in byte fields, addresses of endpoints are raw, prefixes are raw with a trailing length
+//! byte. The rules of one endpoint come in several rows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -65,7 +65,7 @@ pub(super) struct Connection {
     /// A query that waits for a place in flight or for rules. No more queries are read while it
     /// waits.
     delayed: Option<Postponed>,
-    /// The same for a query that waits for a connection to the server.
+    /// A query that waits for a connection to the server. No more queries are read while it waits.
     unsent: Option<Unsent>,
     /// Memory that counts as the endpoint's share.
     memory: Memory,

@@ -24,8 +24,8 @@ const NAME: usize = 8;
 /// Approximate limit of unanswered mappings that no client waits for: an answer that comes while
 /// thousands of names are sent again must not wait long behind them in the agent.
 const OTHERS: usize = 256;
-/// Most sequences without a result, and most that are not durable yet. Above it, the oldest are
-/// forgotten.
+/// Most sequences without a result, and most that are not durable yet. If there are more, the
+/// oldest are forgotten.
 const IN_FLIGHT: usize = 65_536;
 
 /// An answer that waits for the result of a mapping that was sent.

@@ -1,5 +1,5 @@
 //! An agent without leases (FQDNData): answers whose pairs it has acknowledged for an endpoint are
-//! released at once while the TTL that it was sent runs, and are still sent to it.
+//! released at once while the TTL in the sent mapping runs, and are still sent to the agent.
 
 use super::*;
 use crate::{query_report, query_report::Event};

@@ -228,7 +228,8 @@ impl PinnedMaps {
         refreshing.read_again = None;
     }
 
-    /// Another agent is about to send tables: where tables are in use, the previous ones are kept as previous entries.
+    /// Another agent is about to send tables. If tables are in use, the present ones are kept as
+    /// previous entries.
     pub fn begin_agent_session(&self) {
         let mut refreshing = self.refreshing.lock();
         let Some(tables) = self.tables.load_full() else {

@@ -1,4 +1,5 @@
-//! Endpoint of the client and identity of the server: the interface to `cilium_lxc` and `cilium_ipcache`, or to the tables in their place.
+//! Endpoint of the client and identity of the server: the interface to `cilium_lxc` and
+//! `cilium_ipcache`, or to the tables that replace them.
 
 use std::net::IpAddr;
 

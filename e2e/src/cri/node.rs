@@ -90,7 +90,7 @@ pub struct Started {
     pub after: Duration,
 }
 
-/// containerd on the lab's node. Ends with this value, and all pods with it.
+/// containerd on the lab's node. It ends with all pods when this is dropped.
 #[derive(Debug)]
 pub struct CriNode<'l> {
     lab: &'l Lab,

@@ -18,7 +18,7 @@ use crate::node::AgentOptions;
 use crate::process::Program;
 use crate::{config, shell};
 
-/// Containers of podman. All end with this value.
+/// Containers of podman, which all end when this is dropped.
 #[derive(Debug)]
 pub struct Podman<'l> {
     lab: &'l Lab,

@@ -139,7 +139,7 @@ impl Sockets {
 }
 
 /// The targets that answer packets sent from inside `netns`. `wanted` are those that must answer.
-/// Once they have answered, the others get only [`QUIET`] more.
+/// Once they have answered, the others get only a moment more.
 pub fn answering(
     netns: &Netns,
     targets: &BTreeSet<Target>,

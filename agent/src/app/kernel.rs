@@ -13,6 +13,7 @@ use agent_datapath::{
     nftables, routing,
     unclaimed::ClosedNames,
     upkeep::{self, Conditions, Upkeep},
+    warm::Warm,
 };
 use anyhow::{Context as _, Result};
 use dns_policy::boot_time::BootTime;
@@ -40,6 +41,7 @@ pub(super) struct NodeParts {
 pub(super) async fn prepare(
     mut config: Config,
     api: Option<Api>,
+    warm: Option<Warm>,
 ) -> Result<(Config, Parts, NodeParts)> {
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.flags.state_dir.display()))?;
@@ -54,9 +56,10 @@ pub(super) async fn prepare(
     if let Err(error) = nftables::install_missing() {
         tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");
     }
-    let datapath = Box::new(KernelDatapath::prepare(
+    let datapath = Box::new(KernelDatapath::prepare_warm(
         &kernel_config(&config),
         Box::new(written),
+        warm,
     )?);
     // The map of an earlier run keeps its size.
     let ipcache_max = datapath.ipcache_max();
@@ -122,7 +125,8 @@ fn upkeep(
     Upkeep::new(node, conditions.clone())
 }
 
-fn kernel_config(config: &Config) -> KernelConfig {
+/// How the kernel datapath is set up.
+pub(crate) fn kernel_config(config: &Config) -> KernelConfig {
     KernelConfig {
         bpf_root: config.flags.bpf_root.clone(),
         ipv4: config.core.enable_ipv4,

@@ -8,7 +8,7 @@
 
 mod core_config;
 mod identity_tasks;
-pub(crate) mod kernel;
+mod kernel;
 mod listeners;
 mod pages;
 mod resolving;

@@ -5,8 +5,8 @@
 //! the new lock too; if another agent was faster, the owner ends at once, before its next write.
 //!
 //! The lock of the BPF root guards the kernel: if it cannot be had again, for whatever reason, the owner ends. That of the
-//! state directory guards files. If its file cannot be made again because the disk is full or read-only, nobody else can
-//! make it either: the owner says so, and tries again.
+//! state directory guards files. If its file cannot be made again because the disk is full or read-only, no other
+//! agent can make it either: the owner says so, and tries again.
 
 use std::{process, sync::Arc, time::Duration};
 

@@ -1,7 +1,7 @@
 //! A second agent beside the one that owns the node (`--standby`): it waits until that one ends, and takes its place.
 //!
 //! ```text
-//!  turn (one waits, the others wait for it) ─► nobody owns the node? ──────────────────────┐
+//!  turn (one waits, the others wait for it) ─► does no agent own the node? ────────────────┐
 //!                                                └─► settings as the owner's? ─► its end ─► app::run goes on
 //! ```
 //! Until then it writes nothing but its socket.

@@ -1,6 +1,5 @@
 //! Agents that stand by, and what ends an owner.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -25,11 +24,11 @@ pub const STANDING_BY: &str = "standing by: ";
 /// In the log of one that waited.
 pub const TAKING_OVER: &str = "taking over: ";
 
-/// Starts an agent beside the owner, which has the metrics port.
+/// Starts an agent beside the owner. It gets the metrics port when it takes over.
 pub fn second(lab: &Lab, name: &str, options: &AgentOptions) -> Result<Program> {
     let command = lab.agent_command(options)?;
     let log = lab.directory().join(format!("log/{name}.log"));
-    Program::start(name, with_flag(&command, "--metrics-address=off"), &log)
+    Program::start(name, command, &log)
 }
 
 /// As [`second`], until it waits for the owner's end.
@@ -52,16 +51,6 @@ pub fn expect_owner(lab: &Lab, agent: &Program) -> Result<()> {
         ensure!(is_ready == Some(true), "it is not ready");
         Ok(())
     })
-}
-
-/// The command with another value of a flag, which it has as one argument.
-pub fn with_flag(command: &Command, flag: &str) -> Command {
-    let (name, _) = flag.split_once('=').unwrap_or((flag, ""));
-    let mut changed = Command::new(command.get_program());
-    let is_other = |argument: &&OsStr| !argument.to_string_lossy().starts_with(name);
-    changed.args(command.get_args().filter(is_other)).arg(flag);
-    copy_environment(command, &mut changed);
-    changed
 }
 
 /// The command with another value of a flag, which it has as two arguments.

@@ -2,7 +2,7 @@
 //!
 //! Loading makes maps that are missing, and the standby may write nothing: it loads only while every map has its pin. The
 //! programs use the maps that were pinned then. If the owner has replaced one since, or made it again, they are
-//! loaded anew.
+//! loaded again.
 
 use std::io;
 

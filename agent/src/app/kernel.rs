@@ -9,7 +9,7 @@ use agent_datapath::{
     features::KernelView,
     files::{StateFiles, background::BackgroundFiles},
     interfaces::Interfaces,
-    kernel::{KernelConfig, KernelDatapath},
+    kernel::KernelDatapath,
     nftables, routing,
     unclaimed::ClosedNames,
     upkeep::{self, Conditions, Upkeep},
@@ -57,7 +57,7 @@ pub(super) async fn prepare(
         tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");
     }
     let datapath = Box::new(KernelDatapath::prepare_warm(
-        &kernel_config(&config),
+        &config.kernel(),
         Box::new(written),
         warm,
     )?);
@@ -123,21 +123,6 @@ fn upkeep(
             .then_some(config.core.proxy_port),
     };
     Upkeep::new(node, conditions.clone())
-}
-
-/// How the kernel datapath is set up.
-pub(crate) fn kernel_config(config: &Config) -> KernelConfig {
-    KernelConfig {
-        bpf_root: config.flags.bpf_root.clone(),
-        ipv4: config.core.enable_ipv4,
-        ipv6: config.core.enable_ipv6,
-        sizes: config.flags.map_sizes,
-        transparent: config.flags.dnsproxy_enable_transparent_mode,
-        tcx: config.flags.enable_tcx,
-        dns_quota: config.flags.endpoint_dns_quota,
-        deny_responses: config.flags.deny,
-        sdp_group: config.flags.sdp_group,
-    }
 }
 
 /// Prepares interfaces that are no pod's for transparent mode, or withdraws what it left there.

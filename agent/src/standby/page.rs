@@ -36,7 +36,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Binds the socket, and the metrics address if nobody has it.
+    /// Binds the socket, and the metrics address if it is free.
     pub(super) async fn serve(config: &Config, view: &StandbyView) -> Result<Self> {
         let path = socket(&config.flags.admin_socket);
         let listener = peer::bind(&path, None).context("the socket of the standby")?;

@@ -3,11 +3,11 @@
 use agent_datapath::warm::Warm;
 
 use super::on_thread;
-use crate::{app::kernel::kernel_config, config::Config};
+use crate::config::Config;
 
 /// Loads the programs ahead. Without them the takeover takes longer, and that is all.
 pub(super) async fn load(config: &Config) -> Option<Warm> {
-    let mut kernel = kernel_config(config);
+    let mut kernel = config.kernel();
     // The spelling that the owner of the root has.
     kernel.bpf_root = std::fs::canonicalize(&kernel.bpf_root).ok()?;
     match on_thread(move || Warm::load(&kernel)).await {

@@ -271,7 +271,7 @@ metadata: {{name: {name}, namespace: default, uid: uid-{name}, labels: {{app: we
     )
 }
 
-/// Time from the question for a name that nobody asked before until its address is open.
+/// Time from the question for a new name until its address is open.
 fn new_name(setup: &Setup, round: u32, number: u16) -> Result<Duration> {
     let name = format!("gap{round}x{number}.good.test");
     let [high, low] = number.to_be_bytes();
@@ -284,7 +284,7 @@ fn new_name(setup: &Setup, round: u32, number: u16) -> Result<Duration> {
     thread::sleep(EVERY * u32::from(number));
     timed(|| {
         pod.ask(&Query::a(&name, DNS4))?.expect(address.into())?;
-        opens(&setup.lab, IpcacheKey::v4(address.octets(), 32))
+        opens(&setup.lab, IpcacheKey::v4(address.octets(), 32)).with_context(|| name.clone())
     })
 }
 
@@ -294,7 +294,7 @@ fn new_policy(lab: &Lab, round: u32) -> Result<()> {
     let rules = policy::cidr(&format!("{prefix}/32"));
     let text = policy::egress(&format!("gap-{round}"), "web", &rules);
     lab.write_policy(&format!("gap-{round}.yaml"), &text)?;
-    opens(lab, IpcacheKey::v4(prefix.octets(), 32))
+    opens(lab, IpcacheKey::v4(prefix.octets(), 32)).context("the policy")
 }
 
 /// Waits until an address has an identity of its own. A look-up gives the longest prefix.

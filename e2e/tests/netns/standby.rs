@@ -1,5 +1,7 @@
 //! `--standby`: a second agent takes the place of the one that owns the node.
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -7,7 +9,7 @@ use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::process::Program;
 use holdfast_e2e::standby::{
-    STANDING_BY, StoppedCore, TAKING_OVER, expect_owner, second, standing_by, with_flag, with_value,
+    STANDING_BY, StoppedCore, TAKING_OVER, expect_owner, second, standing_by, with_value,
 };
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
 use nix::sys::signal::Signal;
@@ -104,7 +106,6 @@ fn a_standby_that_differs_from_the_owner_is_refused_with_the_difference() {
         let elsewhere = lab.directory().join("elsewhere");
         let log = lab.directory().join("log/elsewhere.log");
         let elsewhere = with_value(&lab.agent_command(&options())?, "--state-dir", &elsewhere);
-        let elsewhere = with_flag(&elsewhere, "--metrics-address=off");
         expect_refused(
             Program::start("elsewhere", elsewhere, &log)?,
             &["--state-dir", "keeps its state elsewhere"],
@@ -112,7 +113,6 @@ fn a_standby_that_differs_from_the_owner_is_refused_with_the_difference() {
         let second_root = lab.bpf_root().join("second");
         let log = lab.directory().join("log/second-root.log");
         let other_root = with_value(&lab.agent_command(&options())?, "--bpf-root", &second_root);
-        let other_root = with_flag(&other_root, "--metrics-address=off");
         expect_refused(
             Program::start("second-root", other_root, &log)?,
             &["--bpf-root", "has the BPF root"],
@@ -122,7 +122,6 @@ fn a_standby_that_differs_from_the_owner_is_refused_with_the_difference() {
         let log = lab.directory().join("log/other-socket.log");
         let other = AgentOptions::default().flag("--standby=other");
         let other_socket = with_value(&lab.agent_command(&other)?, "--sdp-socket", &socket);
-        let other_socket = with_flag(&other_socket, "--metrics-address=off");
         expect_refused(
             Program::start("other-socket", other_socket, &log)?,
             &["--standby=other", "--sdp-socket is", "elsewhere.sock"],
@@ -214,4 +213,80 @@ fn there_is_one_owner_also_if_its_locks_are_removed() {
         );
         Ok(())
     });
+}
+
+#[test]
+fn an_owner_whose_lock_file_cannot_be_made_again_goes_on_and_says_so() {
+    with_owner(|lab, owner, _proxy| {
+        let standby = standing_by(lab, "standby", &options())?;
+        let state = lab.directory().join("state");
+        let away = lab.directory().join("away");
+        fs::rename(&state, &away)?;
+        fs::write(&state, "")?;
+        lab.status_has(SOON, &["the lock file of the state directory"])?;
+        expect_new_name(lab, 10)?;
+        let broken = lab.metric(9962, "holdfast_datapath_broken", "part=\"lock\"")?;
+        ensure!(broken > 0.0, "no alert");
+        ensure!(!standby.log().contains(TAKING_OVER), "{}", standby.log());
+        fs::remove_file(&state)?;
+        fs::rename(&away, &state)?;
+        eventually("it is well again", SOON, || {
+            let status = lab.agent(&["status"])?;
+            ensure!(
+                !status.contains("the lock file of the state directory"),
+                "{status}"
+            );
+            Ok(())
+        })?;
+        expect_owner(lab, &owner)
+    });
+}
+
+#[test]
+fn a_standby_that_waits_changes_no_file_and_no_pin() {
+    with_owner(|lab, _owner, _proxy| {
+        expect_new_name(lab, 10)?;
+        let places = [lab.directory().join("state"), lab.bpf_root().to_owned()];
+        let settled = || {
+            std::thread::sleep(Duration::from_secs(8));
+            listing(&places)
+        };
+        let before = settled()?;
+        let standby = standing_by(lab, "standby", &options())?;
+        let after = settled()?;
+        // The lock of the standbys is a directory that stays.
+        let lock = lab.bpf_root().join(pin::STANDBY_LOCK);
+        let mut new = after.iter().filter(|entry| !before.contains(entry));
+        let other = new.find(|(path, _)| !lock.starts_with(path));
+        ensure!(other.is_none(), "the standby changed {other:?}");
+        let gone = before
+            .iter()
+            .find(|(path, _)| after.iter().all(|(other, _)| other != path));
+        ensure!(gone.is_none(), "the standby removed {gone:?}");
+        let socket = lab.agent_socket();
+        let own = socket.with_file_name(format!(
+            "{}.standby",
+            socket.file_name().unwrap_or_default().to_string_lossy()
+        ));
+        ensure!(own.exists(), "it has no socket");
+        ensure!(standby.terminate(SOON)?.success());
+        ensure!(!own.exists(), "its socket is left");
+        Ok(())
+    });
+}
+
+/// Every file below these directories with its inode, size and time of change.
+fn listing(places: &[PathBuf]) -> Result<Vec<(PathBuf, (u64, u64, i64, i64))>> {
+    let mut found = Vec::new();
+    let mut left = places.to_vec();
+    while let Some(path) = left.pop() {
+        let of = fs::symlink_metadata(&path)?;
+        if of.is_dir() {
+            for entry in fs::read_dir(&path)? {
+                left.push(entry?.path());
+            }
+        }
+        found.push((path, (of.ino(), of.size(), of.mtime(), of.mtime_nsec())));
+    }
+    Ok(found)
 }

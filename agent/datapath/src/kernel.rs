@@ -39,7 +39,6 @@ use super::{
     notes,
     program::{ProgramError, ProgramSettings, Programs, Quotas},
     root::{RootError, make_dirs},
-    warm::Warm,
 };
 
 /// Between two attempts to sweep the notes.
@@ -207,14 +206,13 @@ impl KernelDatapath {
     pub fn prepare_warm(
         config: &KernelConfig,
         files: Box<dyn Datapath>,
-        warm: Option<Warm>,
+        loaded: Option<Programs>,
     ) -> Result<Self, SetUpError> {
         let globals = Globals::new(&config.bpf_root);
         make_dirs(&config.bpf_root)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
-        let warm = warm.and_then(|warm| warm.programs(&globals));
-        let programs = match warm {
+        let programs = match loaded {
             Some(programs) => programs,
             None => Programs::new(&globals, program_settings(config)?),
         };

@@ -6,9 +6,11 @@
 
 use std::io;
 
+use aya::Ebpf;
 use shared_maps::user::{Globals, HeldPin};
 
 use super::{
+    closed,
     kernel::{KernelConfig, SHARED_PINS, SetUpError, program_settings},
     program::{ProgramError, Programs},
 };
@@ -19,6 +21,8 @@ pub struct Warm {
     /// The maps of the programs, held open.
     pins: Vec<HeldPin>,
     programs: Programs,
+    /// The program of closed interfaces.
+    closed: Ebpf,
 }
 
 /// Why programs are not loaded ahead.
@@ -53,10 +57,12 @@ impl Warm {
         }
         let programs = Programs::new(&globals, program_settings(config)?);
         programs.preload()?;
+        let closed = closed::load(&programs)?;
         let warm = Self {
             globals,
             pins,
             programs,
+            closed,
         };
         match warm.is_current() {
             true => Ok(warm),
@@ -69,10 +75,11 @@ impl Warm {
         self.pins.iter().all(HeldPin::is_pinned)
     }
 
-    /// The programs, if they are those that an agent with these maps would load now.
-    pub(super) fn programs(self, globals: &Globals) -> Option<Programs> {
+    /// The programs of endpoints and the one of closed interfaces, if they are those that an agent on this BPF root would
+    /// load now.
+    pub fn current(self, globals: &Globals) -> Option<(Programs, Ebpf)> {
         let is_same = self.globals.root() == globals.root() && self.is_current();
         // Without connection tracking's types they were loaded in a lesser form.
-        (is_same && self.programs.reads_conntrack()).then_some(self.programs)
+        (is_same && self.programs.reads_conntrack()).then_some((self.programs, self.closed))
     }
 }

@@ -89,6 +89,8 @@ label! {
         Pins => "pins",
         /// Always 0: the agent cannot repair the proxy port; it waits until the port is free.
         Port => "port",
+        /// Always 0: a lock file that is made again counts as no repair.
+        Lock => "lock",
     }
 }
 

@@ -27,6 +27,7 @@ use agent_core::{
 };
 use agent_datapath::{
     closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock, upkeep::Conditions,
+    warm::Warm,
 };
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, service_manager::ServiceManager};
@@ -78,8 +79,8 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     refuse_beside_cilium(&config.flags.bpf_root)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let ownership = tokio::select! {
-        owned = own(&config, &settings) => owned?,
+    let (ownership, warm) = tokio::select! {
+        owned = own(&config, &settings, &manager) => owned?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
@@ -96,12 +97,13 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
         .zip(api.clone());
     let places = Places::of(&config);
     let ends_if_it_hangs = config.flags.standby.standby.is_some();
-    let (config, mut parts, node) = kernel::prepare(config, api).await?;
+    let (config, mut parts, node) = kernel::prepare(config, api, warm).await?;
     parts.datapath = Box::new(Owned::new(
         parts.datapath,
         ownership.clone(),
         parts.channel.0.pulse().clone(),
     ));
+    let conditions = parts.conditions.clone();
     let agent = Agent::start(config, parts).await?;
     if ends_if_it_hangs {
         agent
@@ -109,7 +111,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
             .end_if_it_hangs()
             .context("the watchdog's thread")?;
     }
-    agent.keep(ownership.clone());
+    agent.keep(ownership.clone(), conditions);
     let set = set.map(|(name, api)| OwnSet::start(api, &name));
     agent.look_after(node);
     agent.report_to(manager.clone());
@@ -138,23 +140,28 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
 }
 
 /// Takes what belongs to one agent: the state directory and the BPF root. A standby waits for them.
-async fn own(config: &Config, settings: &Settings) -> Result<Ownership> {
+async fn own(
+    config: &Config,
+    settings: &Settings,
+    manager: &ServiceManager,
+) -> Result<(Ownership, Option<Warm>)> {
     let state_dir = &config.flags.state_dir;
-    let (root, state) = match config.flags.standby.standby {
+    let (root, state, warm) = match config.flags.standby.standby {
         Some(_) => {
-            let root = standby::wait(config, settings).await?;
-            (root, standby::state_dir(config).await?)
+            let taken = standby::wait(config, settings, manager).await?;
+            let state = standby::state_dir(config).await?;
+            (taken.lock, state, taken.warm)
         }
         None => {
             let state = StateDirLock::take(state_dir)?;
-            (BpfRootLock::take(&config.flags.bpf_root)?, state)
+            (BpfRootLock::take(&config.flags.bpf_root)?, state, None)
         }
     };
     let file = OwnerFile::new(&config.node_name, settings.clone());
     if let Err(error) = file.write(state_dir) {
         tracing::warn!(%error, "a standby cannot compare its settings with those of this agent");
     }
-    Ok(Ownership::new(root, state))
+    Ok((Ownership::new(root, state), warm))
 }
 
 /// Dependencies of an agent: those of the kernel, or of a test.
@@ -338,8 +345,9 @@ impl Agent {
     }
 
     /// Ends the process if it loses what it owns.
-    fn keep(&self, ownership: Ownership) {
-        self.tasks.spawn(ownership.watch(self.stop.clone()));
+    fn keep(&self, ownership: Ownership, conditions: Conditions) {
+        self.tasks
+            .spawn(ownership.watch(conditions, self.stop.clone()));
     }
 
     fn report_to(&self, manager: ServiceManager) {

@@ -29,6 +29,7 @@ use std::path::PathBuf;
 
 use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::core::CoreConfig;
+use agent_datapath::kernel::KernelConfig;
 use daemon::command_line::metrics_address::MetricsAddress;
 
 pub use allocation_args::{AllocationArgs, IdentityAllocation};
@@ -91,6 +92,21 @@ impl Config {
     /// Directory of the per-endpoint directories and checkpoints.
     pub fn state(&self) -> PathBuf {
         self.flags.state_dir.join("state")
+    }
+
+    /// How the kernel datapath is set up.
+    pub(crate) fn kernel(&self) -> KernelConfig {
+        KernelConfig {
+            bpf_root: self.flags.bpf_root.clone(),
+            ipv4: self.core.enable_ipv4,
+            ipv6: self.core.enable_ipv6,
+            sizes: self.flags.map_sizes,
+            transparent: self.flags.dnsproxy_enable_transparent_mode,
+            tcx: self.flags.enable_tcx,
+            dns_quota: self.flags.endpoint_dns_quota,
+            deny_responses: self.flags.deny,
+            sdp_group: self.flags.sdp_group,
+        }
     }
 
     /// As [`SourceArgs::startup_taint`].

@@ -5,10 +5,14 @@ use std::{
     io::{self, Read as _, Seek as _, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
-use daemon::state_file::{self, Content, StateFileError, write_json};
+use daemon::{
+    lookup::present,
+    state_file::{self, Content, StateFileError, write_json},
+};
 use dns_policy::epoch::Epoch;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -19,6 +23,8 @@ const EPOCH_FILE: &str = "epoch.json";
 const VERSION: u32 = 1;
 /// Time between two tries to take the lock of a process that ends.
 const AGAIN: Duration = Duration::from_millis(10);
+/// Tries to take a lock that another process may only look at.
+const TRIES: u32 = 5;
 /// Mode of the lock file.
 const OWNER_ONLY: u32 = 0o600;
 
@@ -102,6 +108,27 @@ impl StateDirLock {
         })
     }
 
+    /// Whether another process has the directory. Makes nothing, and writes nothing.
+    ///
+    /// # Errors
+    /// The lock file cannot be looked at.
+    pub(crate) fn is_held(dir: &Path) -> Result<bool, StateDirError> {
+        let path = dir.join(LOCK_FILE);
+        let failed = |source| StateDirError::File {
+            path: path.clone(),
+            source,
+        };
+        let Some(file) = present(fs::File::open(&path)).map_err(failed)? else {
+            return Ok(false);
+        };
+        // A lock that is had for a moment: the owner tries more than once (`keep`).
+        match Flock::lock(file, FlockArg::LockSharedNonblock) {
+            Ok(_released) => Ok(false),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(true),
+            Err((_, errno)) => Err(failed(errno.into())),
+        }
+    }
+
     /// As [`Self::take`]; waits for a process that ends.
     pub(crate) async fn take_within(dir: &Path, limit: Duration) -> Result<Self, StateDirError> {
         let deadline = Instant::now() + limit;
@@ -117,6 +144,10 @@ impl StateDirLock {
 
     /// Makes sure that no other agent can take the directory while this lock is held: if its file was removed or
     /// replaced, takes the lock of the new one too.
+    ///
+    /// # Errors
+    /// [`StateDirError::Busy`]: another process has it. Any other error: the lock cannot be looked at or made, as on a
+    /// full disk; the lock that is held stays, and the next call tries again.
     pub(crate) fn keep(&mut self) -> Result<(), StateDirError> {
         let place = |file: fs::Metadata| (file.dev(), file.ino());
         let there = fs::metadata(self.dir.join(LOCK_FILE)).map(place);
@@ -124,9 +155,18 @@ impl StateDirLock {
         if there.is_ok_and(|there| own.is_ok_and(|own| own == there)) {
             return Ok(());
         }
-        let dir = self.dir.clone();
-        *self = Self::take(&dir)?;
-        Ok(())
+        let mut tries = TRIES;
+        loop {
+            tries -= 1;
+            match Self::take(&self.dir) {
+                // An agent that looks whether the directory is in use has the lock for a moment.
+                Err(StateDirError::Busy { .. }) if tries > 0 => thread::sleep(AGAIN),
+                taken => {
+                    *self = taken?;
+                    return Ok(());
+                }
+            }
+        }
     }
 }
 
@@ -249,5 +289,41 @@ mod tests {
         assert!(error.contains("--state-dir"), "{error}");
         drop(first);
         StateDirLock::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_look_at_the_lock_makes_no_file_and_takes_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!StateDirLock::is_held(dir.path()).unwrap());
+        assert!(!dir.path().join(LOCK_FILE).exists());
+        let lock = StateDirLock::take(dir.path()).unwrap();
+        assert!(StateDirLock::is_held(dir.path()).unwrap());
+        drop(lock);
+        let before = fs::read(dir.path().join(LOCK_FILE)).unwrap();
+        assert!(!StateDirLock::is_held(dir.path()).unwrap());
+        assert_eq!(fs::read(dir.path().join(LOCK_FILE)).unwrap(), before);
+        StateDirLock::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_whose_file_went_is_taken_again_and_one_that_cannot_be_made_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let mut lock = StateDirLock::take(&state).unwrap();
+        fs::remove_file(state.join(LOCK_FILE)).unwrap();
+        lock.keep().unwrap();
+        StateDirLock::take(&state).unwrap_err();
+        // A file is in the place of the directory, as on a file system that cannot be written.
+        fs::remove_dir_all(&state).unwrap();
+        fs::write(&state, "").unwrap();
+        let error = lock.keep().unwrap_err();
+        assert!(matches!(error, StateDirError::File { .. }), "{error}");
+        fs::remove_file(&state).unwrap();
+        lock.keep().unwrap();
+        // Another agent was faster.
+        fs::remove_file(state.join(LOCK_FILE)).unwrap();
+        let _other = StateDirLock::take(&state).unwrap();
+        let error = lock.keep().unwrap_err();
+        assert!(matches!(error, StateDirError::Busy { .. }), "{error}");
     }
 }

@@ -3,6 +3,10 @@
 //! A lock belongs to an inode. If the directory is removed, the file system replaced or the state restored from a copy,
 //! another agent could take the lock of the new inode, and the node would have two writers. The owner takes
 //! the new lock too; if another agent was faster, the owner ends at once, before its next write.
+//!
+//! The lock of the BPF root guards the kernel: if it cannot be had again, for whatever reason, the owner ends. That of the
+//! state directory guards files. If its file cannot be made again because the disk is full or read-only, no other
+//! agent can make it either: the owner says so, and tries again.
 
 use std::{process, sync::Arc, time::Duration};
 
@@ -10,7 +14,10 @@ use agent_core::datapath::{
     map_query::{MapEntries, MapQuery},
     plan::{Datapath, Step, StepError, Wake},
 };
-use agent_datapath::root::{BpfRootLock, RootError};
+use agent_datapath::{
+    root::{BpfRootLock, RootError},
+    upkeep::{Conditions, Part},
+};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -42,9 +49,14 @@ enum Lost {
 }
 
 impl Locks {
-    fn keep(&mut self) -> Result<(), Lost> {
+    /// What is wrong with the lock of the state directory, although no other agent has it.
+    fn keep(&mut self) -> Result<Option<StateDirError>, Lost> {
         self.root.keep()?;
-        Ok(self.state.keep()?)
+        match self.state.keep() {
+            Ok(()) => Ok(None),
+            Err(busy @ StateDirError::Busy { .. }) => Err(busy.into()),
+            Err(error) => Ok(Some(error)),
+        }
     }
 }
 
@@ -54,30 +66,36 @@ impl Ownership {
     }
 
     /// Checks both locks until stopped.
-    pub(crate) async fn watch(self, stop: CancellationToken) {
+    pub(crate) async fn watch(self, conditions: Conditions, stop: CancellationToken) {
         let mut ticker = tokio::time::interval(INTERVAL);
         while stop.run_until_cancelled(ticker.tick()).await.is_some() {
             let kept = self.0.lock().keep();
-            end_unless(kept);
+            let fault = kept_or_end(kept).map(|error| {
+                format!(
+                    "the lock file of the state directory was removed and cannot be made again, so that an agent with \
+                     another --bpf-root could start on the same directory; the agent tries again: {error}"
+                )
+            });
+            conditions.note(Part::Lock, fault);
         }
     }
 
     /// Checks the lock of the BPF root.
     fn check_root(&self) {
         let kept = self.0.lock().root.keep().map_err(Lost::from);
-        end_unless(kept);
+        kept_or_end(kept);
     }
 }
 
-/// Ends this process unless its locks were kept. What it has written stays in force.
-fn end_unless(kept: Result<(), Lost>) {
-    if let Err(lost) = kept {
+/// What was kept. Ends this process if a lock is lost: what it has written stays in force.
+fn kept_or_end<T>(kept: Result<T, Lost>) -> T {
+    kept.unwrap_or_else(|lost| {
         tracing::error!(
             "the lock of this agent was removed, and it cannot be taken again: {lost}. This agent ends before it \
              writes anything more"
         );
         process::abort();
-    }
+    })
 }
 
 /// A datapath that is written only while its agent owns it. Each step is a sign of life.

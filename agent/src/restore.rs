@@ -27,6 +27,7 @@ use agent_core::{
 use agent_datapath::{
     files::{ENDPOINT_FILE, StateFiles},
     hook,
+    program::Programs,
 };
 use daemon::{
     lookup::{Lookup, present},
@@ -124,6 +125,7 @@ pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, 
     read_maps(maps, &mut found.restored)?;
     found.restored.interfaces = interfaces().map_err(RestoreError::Interfaces)?;
     found.restored.programs = programs(maps)?;
+    found.restored.under_programs = under_programs(maps, &found.restored);
     tracing::info!(
         endpoints = found.restored.endpoints.len(),
         identities =
@@ -276,6 +278,20 @@ fn programs(maps: &Globals) -> Result<BTreeMap<EndpointId, BTreeSet<u32>>, Resto
         }
     }
     Ok(found)
+}
+
+/// Endpoints of which every program is attached, first and in the group of interfaces that are judged. One that cannot be
+/// looked at is not among them: it gets its programs with the first plan.
+fn under_programs(maps: &Globals, restored: &Restored) -> BTreeSet<(EndpointId, u32)> {
+    let files = restored.endpoints.iter();
+    let places = files.map(|file| (file.id, file.interface.ifindex));
+    let attached = places.filter(|(id, ifindex)| {
+        let has = restored.programs.get(id);
+        has.is_some_and(|interfaces| interfaces.contains(ifindex))
+    });
+    attached
+        .filter(|(id, ifindex)| Programs::faults(maps, *id, *ifindex, None).is_empty())
+        .collect()
 }
 
 /// What a directory has; nothing if there is none.

@@ -1,18 +1,23 @@
 //! A second agent beside the one that owns the node (`--standby`): it waits until that one ends, and takes its place.
 //!
 //! ```text
-//!  turn (one waits, the others wait for it) ─► settings as the owner's? ─► lock of the BPF root ─► app::run goes on
+//!  turn (one waits, the others wait for it) ─► does no agent own the node? ────────────────┐
+//!                                                └─► settings as the owner's? ─► its end ─► app::run goes on
 //! ```
 //! Until then it writes nothing but its socket.
 
 pub(crate) mod owner_file;
 mod page;
+mod warm;
 
-use std::{path::Path, thread, time::Duration};
+use std::{fs, path::Path, thread, time::Duration};
 
-use agent_datapath::root::BpfRootLock;
+use agent_datapath::{root::BpfRootLock, warm::Warm};
 use anyhow::{Context as _, Result, bail};
-use daemon::pins::{self, MayOpen};
+use daemon::{
+    pins::{self, MayOpen},
+    service_manager::ServiceManager,
+};
 use shared_maps::pin;
 use tokio::sync::oneshot;
 
@@ -28,23 +33,43 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long a process that ends may take for its other lock.
 const ENDING: Duration = Duration::from_secs(5);
 
+/// What a standby has when it owns the node.
+pub(crate) struct Taken {
+    pub(crate) lock: BpfRootLock,
+    /// Programs that it loaded while it waited.
+    pub(crate) warm: Option<Warm>,
+}
+
 /// Waits until this process owns the BPF root.
 ///
 /// # Errors
 /// The owner has other settings, or a lock or the socket cannot be had.
-pub(crate) async fn wait(config: &Config, settings: &Settings) -> Result<BpfRootLock> {
+pub(crate) async fn wait(
+    config: &Config,
+    settings: &Settings,
+    manager: &ServiceManager,
+) -> Result<Taken> {
     let root = &config.flags.bpf_root;
-    let turn = pins::make(root, pin::STANDBY_LOCK, MayOpen::Owner)?;
-    let _turn = on_thread(move || pins::wait(turn))
-        .await?
-        .context("waiting for the turn of this standby")?;
-    let holder = BpfRootLock::holder(root)?;
-    if holder.is_some() {
-        same_state_dir(config).await?;
-    }
     let comparison = Comparison::new(config, settings);
+    comparison.check_root()?;
+    let turn = pins::make(root, pin::STANDBY_LOCK, MayOpen::Owner)?;
+    let mut turn = std::pin::pin!(on_thread(move || pins::wait(turn)));
+    let _turn = loop {
+        match tokio::time::timeout(LOOK, &mut turn).await {
+            Ok(turn) => break turn?.context("waiting for the turn of this standby")?,
+            Err(_) => {
+                manager.state(true, "waits for its turn to stand by");
+                manager.alive();
+            }
+        }
+    };
+    if let Some(lock) = free_or_same_state_dir(config).await? {
+        return Ok(Taken { lock, warm: None });
+    }
     comparison.check()?;
-    let page = Page::serve(&config.flags.admin_socket, &StandbyView::now(holder))?;
+    let warm = warm::load(config).await;
+    let holder = BpfRootLock::holder(root)?;
+    let page = Page::serve(config, &StandbyView::now(holder)).await?;
     tracing::info!(
         owner = holder,
         "standing by: this agent takes over when the owner of the node ends"
@@ -52,14 +77,16 @@ pub(crate) async fn wait(config: &Config, settings: &Settings) -> Result<BpfRoot
     let path = root.clone();
     let mut owned = std::pin::pin!(on_thread(move || BpfRootLock::wait(&path)));
     let lock = loop {
+        manager.state(true, "stands by for the agent that owns this node");
+        manager.alive();
         match tokio::time::timeout(LOOK, &mut owned).await {
             Ok(lock) => break lock??,
             Err(_) => comparison.check()?,
         }
     };
-    drop(page);
+    page.close().await;
     tracing::info!("taking over: the agent that owned this node has ended");
-    Ok(lock)
+    Ok(Taken { lock, warm })
 }
 
 /// The lock of the state directory, which the owner before this one gives back a moment after the BPF root.
@@ -78,6 +105,7 @@ impl<'a> Comparison<'a> {
         Self { config, settings }
     }
 
+    /// Refuses a standby whose settings keep it from taking this owner's place.
     fn check(&self) -> Result<()> {
         let state = &self.config.flags.state_dir;
         let Some(owner) = OwnerFile::read(state)? else {
@@ -92,7 +120,15 @@ impl<'a> Comparison<'a> {
             );
         }
         if self.config.flags.standby.standby == Some(Standby::Other) {
-            return Ok(());
+            let differences = self.settings.differences_in_places(&owner.settings);
+            if differences.is_empty() {
+                return Ok(());
+            }
+            bail!(
+                "--standby=other: the agent that owns this node has other directories or sockets: {}. Its proxies and \
+                 commands find the next owner only at the same ones: give both the same",
+                differences.join("; ")
+            );
         }
         let differences = self.settings.differences(&owner.settings);
         if differences.is_empty() {
@@ -104,19 +140,45 @@ impl<'a> Comparison<'a> {
             differences.join("; ")
         );
     }
+
+    /// Refuses a standby whose state directory is in use by an agent with another BPF root: that one's lock would
+    /// never be this one's.
+    fn check_root(&self) -> Result<()> {
+        let (root, state) = (&self.config.flags.bpf_root, &self.config.flags.state_dir);
+        if !StateDirLock::is_held(state)? {
+            return Ok(());
+        }
+        let owner = OwnerFile::read(state)?;
+        let other = owner.as_ref().and_then(|owner| owner.settings.bpf_root());
+        let Some(other) = other.filter(|other| !is_same_dir(root, other)) else {
+            return Ok(());
+        };
+        bail!(
+            "--bpf-root: the agent that has the state directory {} has the BPF root {}, and this standby {}; give both \
+             agents the same",
+            state.display(),
+            other.display(),
+            root.display()
+        );
+    }
 }
 
-/// The owner of a BPF root has its state directory locked as well.
-async fn same_state_dir(config: &Config) -> Result<()> {
+/// Whether two spellings are of one directory.
+fn is_same_dir(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    one == other || real(one) == real(other)
+}
+
+/// The lock of the BPF root, if no agent has it. None: its owner has the state directory of this agent too.
+async fn free_or_same_state_dir(config: &Config) -> Result<Option<BpfRootLock>> {
     let (root, state) = (&config.flags.bpf_root, &config.flags.state_dir);
     let deadline = tokio::time::Instant::now() + ENDING;
     loop {
-        match StateDirLock::take(state) {
-            Err(StateDirError::Busy { .. }) => return Ok(()),
-            taken => drop(taken?),
+        if let Some(lock) = BpfRootLock::take_if_free(root)? {
+            return Ok(Some(lock));
         }
-        if BpfRootLock::holder(root)?.is_none() {
-            return Ok(());
+        if StateDirLock::is_held(state)? {
+            return Ok(None);
         }
         if tokio::time::Instant::now() >= deadline {
             bail!(other_state_dir(root, state));

@@ -12,6 +12,7 @@ mod replicas;
 mod services;
 mod setup;
 mod start;
+mod takeover;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 pub use self::setup::{Redirect, Setup};
+use self::takeover::{End, Next};
 use crate::traffic::{Counts, Report};
 
 /// Size of the load, and number of repetitions of each act.
@@ -41,6 +43,14 @@ pub struct Size {
     pub faults: u32,
     /// Starts that are timed; the best one counts.
     pub starts: u32,
+    /// Endpoints of a full node, beside those under load.
+    pub endpoints: u8,
+    /// Policies of a full node.
+    pub policies: u8,
+    /// Names that the pods of a full node have looked up.
+    pub known: u16,
+    /// By what promised times are multiplied: programs that were built for debugging are slower.
+    pub patience: u32,
     /// The previous version's proxy, if it is at hand.
     pub previous: Option<PathBuf>,
 }
@@ -57,6 +67,10 @@ impl Size {
             rolls: 3,
             faults: 2,
             starts: 3,
+            endpoints: 12,
+            policies: 5,
+            known: 50,
+            patience: 5,
             previous: None,
         }
     }
@@ -72,6 +86,10 @@ impl Size {
             rolls: 10,
             faults: 5,
             starts: 5,
+            endpoints: 230,
+            policies: 20,
+            known: 1000,
+            patience: 1,
             previous: None,
         }
     }
@@ -88,6 +106,12 @@ pub enum Act {
     AgentKilled,
     /// Agent ended and started again, as an upgrade does.
     AgentRestarted,
+    /// Agent killed on a full node, with another one that stands by.
+    OwnerKilled,
+    /// The same, without another one: it is started again at once.
+    OwnerKilledAlone,
+    /// Agent that hangs on a full node, with another one that stands by.
+    OwnerHung,
     /// Agent killed while it starts, again and again.
     AgentCrashes,
     /// Agent restarted with and without its built-in proxy.
@@ -172,6 +196,7 @@ impl From<&Counts> for Tally {
 
 /// Promises of the design, in words.
 const NONE_LOST: &str = "none lost, none wrong";
+const SOON_AGAIN: &str = "none lost; open after the owner's end: names within 300 ms, new pods and policies within 500 ms";
 const LOST_AT_ONCE: &str = "lost only its own queries, nothing sent later than 1 s after";
 const LOST_IN_FLIGHT: &str = "lost only its own queries, nothing sent later than 500 ms after";
 const COUNTED: &str = "the caused faults are counted as lost and as wrong";
@@ -218,6 +243,9 @@ impl Act {
             Self::Broken => "calibration",
             Self::AgentKilled => "R1 agent killed",
             Self::AgentRestarted => "R1 agent restarted",
+            Self::OwnerKilled => "R1 owner killed beside a standby",
+            Self::OwnerKilledAlone => "R1 owner killed, started again",
+            Self::OwnerHung => "R1 owner hung beside a standby",
             Self::AgentCrashes => "R1 agent crash loop",
             Self::BuiltinFlipped => "R1 built-in proxy flipped",
             Self::ColdStart => "R2 start without agent",
@@ -242,6 +270,9 @@ impl Act {
             Self::Broken => calibration::broken(&setup),
             Self::AgentKilled => agent::killed(&setup),
             Self::AgentRestarted => agent::restarted(&setup),
+            Self::OwnerKilled => takeover::taken(&setup, End::Killed, Next::Standby),
+            Self::OwnerKilledAlone => takeover::taken(&setup, End::Killed, Next::Restart),
+            Self::OwnerHung => takeover::taken(&setup, End::Hung, Next::Standby),
             Self::AgentCrashes => agent::crash_loop(&setup),
             Self::BuiltinFlipped => agent::flipped(&setup),
             Self::ColdStart => start::cold(&setup),

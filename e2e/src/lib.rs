@@ -43,6 +43,7 @@ pub(crate) mod repairs;
 pub mod service;
 pub mod shell;
 pub mod soak;
+pub mod standby;
 pub mod storm;
 pub mod traffic;
 pub(crate) mod wait;

@@ -21,6 +21,7 @@ pub use self::probe::Probe;
 use crate::lab::{DNS4, Lab, UDP_PORT, at, other4, web4, web6};
 use crate::pod::{Pod, Stream};
 use crate::policy::{CLIENT, cidr, dns, egress, names};
+use crate::standby::{expect_owner, standing_by};
 use crate::web::Web;
 use crate::{AgentOptions, Program, Query, SdpOptions, eventually};
 
@@ -56,6 +57,10 @@ pub(crate) struct Storm<'l> {
     lab: &'l Lab,
     rng: StdRng,
     agent: Option<Program>,
+    successor: Successor,
+    /// Waits for the agent's end.
+    standby: Option<Program>,
+    standbys: u32,
     guest: Pod,
     guest_there: bool,
     /// Which of the two sets of blocks the changing policy has.
@@ -68,13 +73,22 @@ pub(crate) struct Storm<'l> {
     outcome: StormReport,
 }
 
+/// Who owns the node after a kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Successor {
+    /// The agent is started again.
+    Restart,
+    /// Another agent stands by.
+    Standby,
+}
+
 /// Kills the agent `kills` times. `seed` determines every time and choice.
-pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<StormReport> {
+pub fn play(lab: &Lab, seed: u64, kills: u32, successor: Successor) -> Result<StormReport> {
     lab.zone.set(STEADY, &[web4(10)], 600);
     lab.zone.set("six.good.test", &[web6(10)], 600);
     write_web(lab, false)?;
     write_churn(lab, false)?;
-    let agent = lab.start_agent(&AgentOptions::default())?;
+    let agent = lab.start_agent(&options(successor))?;
     let _sdp = lab.start_sdp(&SdpOptions::default())?;
     lab.add_endpoint(&lab.a, crate::policy::WEB)?;
     lab.add_endpoint(&lab.b, CLIENT)?;
@@ -87,6 +101,9 @@ pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<StormReport> {
         lab,
         rng: StdRng::seed_from_u64(seed),
         agent: Some(agent),
+        successor,
+        standby: None,
+        standbys: 0,
         guest: lab.add_pod("guest", 13)?,
         guest_there: false,
         odd: false,
@@ -108,6 +125,7 @@ pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<StormReport> {
         lab.b.stream(at(web4(10), 80))?,
     ];
     let load = Load::default();
+    storm.stand_by()?;
     std::thread::scope(|scope| -> Result<()> {
         scope.spawn(|| load.run(&lab.b, lab));
         let played = storm.rounds(kills, &streams, &load);
@@ -130,6 +148,8 @@ pub fn play(lab: &Lab, seed: u64, kills: u32) -> Result<StormReport> {
             );
         }
     }
+    // It would take over.
+    drop(storm.standby.take());
     drop(storm.agent.take());
     Ok(storm.outcome)
 }
@@ -186,7 +206,7 @@ impl Storm<'_> {
         self.strike(fault)?;
         let away = self.rng.random_range(0..400);
         std::thread::sleep(Duration::from_millis(away));
-        self.agent = Some(self.lab.start_agent(&AgentOptions::default())?);
+        self.succeed()?;
 
         let after = self.numbers()?;
         for (labels, number) in &before {
@@ -214,6 +234,27 @@ impl Storm<'_> {
         Ok(())
     }
 
+    /// The agent that stands by owns the node, or the agent is started again.
+    fn succeed(&mut self) -> Result<()> {
+        self.agent = Some(match self.standby.take() {
+            Some(standby) => {
+                expect_owner(self.lab, &standby)?;
+                standby
+            }
+            None => self.lab.start_agent(&options(self.successor))?,
+        });
+        self.stand_by()
+    }
+
+    fn stand_by(&mut self) -> Result<()> {
+        if self.successor == Successor::Standby {
+            self.standbys += 1;
+            let name = format!("standby{}", self.standbys);
+            self.standby = Some(standing_by(self.lab, &name, &options(self.successor))?);
+        }
+        Ok(())
+    }
+
     /// Identities by label set, straight from the agent.
     fn numbers(&self) -> Result<BTreeMap<String, u64>> {
         let identities = self.lab.identities()?;
@@ -221,6 +262,13 @@ impl Storm<'_> {
             .into_iter()
             .map(|(id, labels)| (labels, id))
             .collect())
+    }
+}
+
+fn options(successor: Successor) -> AgentOptions {
+    match successor {
+        Successor::Restart => AgentOptions::default(),
+        Successor::Standby => AgentOptions::default().flag("--standby"),
     }
 }
 

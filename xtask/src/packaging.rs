@@ -69,6 +69,10 @@ const PACKAGES: [Package; 2] = [
                 "usr/lib/systemd/system/holdfast-agent.service",
             ),
             (
+                "holdfast-agent@.service",
+                "usr/lib/systemd/system/holdfast-agent@.service",
+            ),
+            (
                 "holdfast-netpol.service",
                 "usr/lib/systemd/system/holdfast-netpol.service",
             ),

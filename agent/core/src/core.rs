@@ -89,6 +89,7 @@ impl Core {
         let state = &mut self.state;
         state.now = now.max(state.now);
         let mut plan = Plan::default();
+        let is_idle = matches!(event, Event::Tick);
         if state.restoration.start() {
             state.start(&mut plan);
             state.numbers.begin();
@@ -106,6 +107,9 @@ impl Core {
         state.end_restore(&mut plan);
         state.keep_cleaned(&mut plan);
         state.flush(&mut plan);
+        if is_idle && state.restoration.is_synced() {
+            state.replace_programs(&mut plan);
+        }
         if !state.change_in_progress() {
             state.settle_rules();
         }
@@ -238,7 +242,9 @@ impl Core {
             state.numbers.next_deadline(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
-        times.into_iter().chain([file]).flatten().min()
+        let programs = state.has_former_programs().then_some(state.now);
+        let times = times.into_iter().chain([file, programs]);
+        times.flatten().min()
     }
 
     /// When [`Core::next_query`] is due next; none before the sources are synced.

@@ -136,14 +136,26 @@ impl ClosedInterfaces {
         }
     }
 
+    /// With a program that was loaded ahead.
+    #[must_use]
+    pub fn with(mut self, loaded: Option<Ebpf>) -> Self {
+        self.loaded = loaded;
+        self
+    }
+
     /// Loads the program, so that the first interface is closed without delay.
     pub fn load(&mut self) -> Result<&mut Ebpf, ProgramError> {
         let loaded = match self.loaded.take() {
             Some(loaded) => loaded,
-            None => self.programs.load_without_endpoint(PROGRAM, 0)?,
+            None => load(&self.programs)?,
         };
         Ok(self.loaded.insert(loaded))
     }
+}
+
+/// Loads the program that lets nothing pass.
+pub(super) fn load(programs: &Programs) -> Result<Ebpf, ProgramError> {
+    programs.load_without_endpoint(PROGRAM, 0)
 }
 
 impl Gate for ClosedInterfaces {

@@ -199,28 +199,23 @@ impl KernelDatapath {
     /// [`super::routing::install`]. Programs of an earlier run stay attached
     /// until [`Step::Attach`] replaces them.
     pub fn prepare(config: &KernelConfig, files: Box<dyn Datapath>) -> Result<Self, SetUpError> {
+        Self::prepare_warm(config, files, None)
+    }
+
+    /// As [`Self::prepare`], with programs that were loaded ahead.
+    pub fn prepare_warm(
+        config: &KernelConfig,
+        files: Box<dyn Datapath>,
+        loaded: Option<Programs>,
+    ) -> Result<Self, SetUpError> {
         let globals = Globals::new(&config.bpf_root);
         make_dirs(&config.bpf_root)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
         share(&globals, config.sdp_group)?;
-        let quotas = Quotas {
-            dns_packets: config.dns_quota,
-            unanswered: config.sizes.unanswered(),
+        let programs = match loaded {
+            Some(programs) => programs,
+            None => Programs::new(&globals, program_settings(config)?),
         };
-        let has_tcx = has_tcx().map_err(SetUpError::Tcx)?;
-        let attach = match config.tcx && has_tcx {
-            true => Attach::Tcx,
-            false => Attach::Filter,
-        };
-        let settings = ProgramSettings {
-            dual_stack: config.ipv4 && config.ipv6,
-            transparent: config.transparent,
-            responses: config.deny_responses,
-            quotas,
-            policy_entries: config.sizes.policy,
-            attach,
-        };
-        let programs = Programs::new(&globals, settings);
         if let Err(error) = programs.preload() {
             // Each attempt to attach them says so again.
             tracing::error!(%error, "the programs of endpoints cannot be loaded");
@@ -249,7 +244,7 @@ impl KernelDatapath {
             freed: None,
             frees: false,
             steering,
-            has_tcx,
+            has_tcx: has_tcx().map_err(SetUpError::Tcx)?,
             files,
         })
     }
@@ -501,6 +496,27 @@ pub(super) fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
 }
 
 type LocalMaps = (Map<LxcKey, LxcValue>, Map<IpcacheKey, IpcacheValue>);
+
+/// How the programs are loaded and attached.
+pub(super) fn program_settings(config: &KernelConfig) -> Result<ProgramSettings, SetUpError> {
+    let quotas = Quotas {
+        dns_packets: config.dns_quota,
+        unanswered: config.sizes.unanswered(),
+    };
+    let has_tcx = has_tcx().map_err(SetUpError::Tcx)?;
+    let attach = match config.tcx && has_tcx {
+        true => Attach::Tcx,
+        false => Attach::Filter,
+    };
+    Ok(ProgramSettings {
+        dual_stack: config.ipv4 && config.ipv6,
+        transparent: config.transparent,
+        responses: config.deny_responses,
+        quotas,
+        policy_entries: config.sizes.policy,
+        attach,
+    })
+}
 
 /// Makes what is missing and checks what is there. The ring buffer has no
 /// keys: the program loader makes it.

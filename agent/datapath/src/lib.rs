@@ -27,3 +27,4 @@ pub mod sysctl;
 pub mod tracked;
 pub mod unclaimed;
 pub mod upkeep;
+pub mod warm;

@@ -61,6 +61,14 @@ impl BpfRootLock {
         }
     }
 
+    /// Takes the root if no other agent owns it.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn take_if_free(root: &Path) -> Result<Option<Self>, RootError> {
+        Ok(Self::try_take(root)?.ok())
+    }
+
     /// Waits until no other agent owns the root. Blocks this thread for as long as that takes.
     pub fn wait(root: &Path) -> Result<Self, RootError> {
         make_dirs(root)?;

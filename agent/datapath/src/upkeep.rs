@@ -52,6 +52,9 @@ label! {
         Pins => "pins",
         /// Another user has the proxy port: no proxy can start.
         Port => "port",
+        /// The lock file of the state directory is gone and cannot be made again: an agent with another BPF root
+        /// could use the same directory.
+        Lock => "lock",
     }
 }
 
@@ -67,7 +70,7 @@ pub struct Condition {
 /// Repairs of a part of the datapath that something else had changed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct RepairsView {
-    /// `routes`, `netfilter`, `steering`, `pins` or `port`.
+    /// `routes`, `netfilter`, `steering`, `pins`, `port` or `lock`.
     pub part: String,
     /// Repairs since the agent started.
     pub repairs: u64,
@@ -115,6 +118,14 @@ impl Conditions {
             Some(format!("{}: {fault}", part.as_str()))
         });
         faults.collect()
+    }
+
+    /// Notes what another check found of a part; none = it is well.
+    pub fn note(&self, part: Part, fault: Option<String>) {
+        match fault {
+            Some(fault) => self.is_broken(part, fault),
+            None => self.is_well(part),
+        }
     }
 
     /// Runs a check of a part. One that panics leaves the part broken, and the others go on.

@@ -1,6 +1,6 @@
 //! What the kernel has before the core starts: maps, programs, routes, rules and interfaces.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use agent_cluster::api::client::Api;
 use agent_core::core::Event;
@@ -9,10 +9,11 @@ use agent_datapath::{
     features::KernelView,
     files::{StateFiles, background::BackgroundFiles},
     interfaces::Interfaces,
-    kernel::{KernelConfig, KernelDatapath},
+    kernel::KernelDatapath,
     nftables, routing,
     unclaimed::ClosedNames,
     upkeep::{self, Conditions, Upkeep},
+    warm::Warm,
 };
 use anyhow::{Context as _, Result};
 use dns_policy::boot_time::BootTime;
@@ -40,6 +41,7 @@ pub(super) struct NodeParts {
 pub(super) async fn prepare(
     mut config: Config,
     api: Option<Api>,
+    warm: Option<Warm>,
 ) -> Result<(Config, Parts, NodeParts)> {
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.flags.state_dir.display()))?;
@@ -48,16 +50,21 @@ pub(super) async fn prepare(
     if let Some(path) = &config.flags.tofqdns_pre_cache {
         found.read_pre_cache(path);
     }
+    let begun = Instant::now();
     let channel = runner::channel();
     let written = write_names(&files, &channel.0)?;
     // Before the programs, which need the types of connection tracking: the rules load that module.
     if let Err(error) = nftables::install_missing() {
         tracing::error!(%error, "cannot install the nftables rules: DNS queries to addresses that this node translates time out, and a pod with NET_ADMIN and an ifb device can bypass its policy");
     }
-    let datapath = Box::new(KernelDatapath::prepare(
-        &kernel_config(&config),
+    let loaded = warm.and_then(|warm| warm.current(&maps));
+    let (programs, closed_program) = loaded.unzip();
+    let datapath = Box::new(KernelDatapath::prepare_warm(
+        &config.kernel(),
         Box::new(written),
+        programs,
     )?);
+    tracing::debug!(took = ?begun.elapsed(), "maps and programs are loaded");
     // The map of an earlier run keeps its size.
     let ipcache_max = datapath.ipcache_max();
     config.core.ipcache_max = usize::try_from(ipcache_max).unwrap_or(usize::MAX);
@@ -67,10 +74,12 @@ pub(super) async fn prepare(
     let closed = ClosedNames::begin(config.flags.containers.closed_bridges())
         .context("--unknown-containers")?;
     let programs = datapath.programs().clone();
-    let mut gate = ClosedInterfaces::new(programs, maps.clone(), closed.clone());
+    let mut gate =
+        ClosedInterfaces::new(programs, maps.clone(), closed.clone()).with(closed_program);
     gate.load()?;
     routing::install(config.core.enable_ipv4, config.core.enable_ipv6).await?;
     let interfaces = interfaces(&config, &datapath, &maps).await?;
+    tracing::debug!(took = ?begun.elapsed(), "the node is prepared");
     let conditions = Conditions::on(KernelView::new(datapath.found()));
     let node = NodeParts {
         upkeep: upkeep(&config, &datapath, closed, &conditions),
@@ -120,20 +129,6 @@ fn upkeep(
             .then_some(config.core.proxy_port),
     };
     Upkeep::new(node, conditions.clone())
-}
-
-fn kernel_config(config: &Config) -> KernelConfig {
-    KernelConfig {
-        bpf_root: config.flags.bpf_root.clone(),
-        ipv4: config.core.enable_ipv4,
-        ipv6: config.core.enable_ipv6,
-        sizes: config.flags.map_sizes,
-        transparent: config.flags.dnsproxy_enable_transparent_mode,
-        tcx: config.flags.enable_tcx,
-        dns_quota: config.flags.endpoint_dns_quota,
-        deny_responses: config.flags.deny,
-        sdp_group: config.flags.sdp_group,
-    }
 }
 
 /// Prepares interfaces that are no pod's for transparent mode, or withdraws what it left there.

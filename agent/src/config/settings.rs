@@ -1,6 +1,6 @@
 //! The settings of a run by the names of its flags: what a standby compares with the owner's.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,16 @@ const MAY_DIFFER: [&str; 6] = [
     "log_level",
     "metrics_address",
     "standby",
+];
+
+/// Directories and sockets at which proxies, commands and the next owner find what an owner has: they may differ in no
+/// takeover. The state directory is compared by its lock.
+const PLACES: [&str; 5] = [
+    "admin-socket",
+    "bpf-root",
+    "endpoint-store",
+    "sdp-group",
+    "sdp-socket",
 ];
 
 /// Values of flags, by the flag's name without dashes in front. Defaults are included.
@@ -31,6 +41,26 @@ impl Settings {
             Some((id.replace('_', "-"), values.collect()))
         });
         Self(values.collect())
+    }
+
+    /// Directory of the owner's pins, as it was given.
+    pub(crate) fn bpf_root(&self) -> Option<&Path> {
+        let [root] = self.0.get("bpf-root")?.as_slice() else {
+            return None;
+        };
+        Some(Path::new(root))
+    }
+
+    /// As [`Self::differences`], of what an agent with other settings has to have in common with the owner.
+    pub(crate) fn differences_in_places(&self, of_owner: &Self) -> Vec<String> {
+        let of = |settings: &Self| {
+            let all = settings.0.clone().into_iter();
+            Self(
+                all.filter(|(name, _)| PLACES.contains(&name.as_str()))
+                    .collect(),
+            )
+        };
+        of(self).differences(&of(of_owner))
     }
 
     /// What another run has different, as text.
@@ -68,6 +98,19 @@ mod tests {
         let matches = program.clone().try_get_matches_from(line).unwrap();
         let run = program.find_subcommand("run").unwrap();
         Settings::of(run, matches.subcommand_matches("run").unwrap())
+    }
+
+    #[test]
+    fn an_upgrade_may_change_settings_and_no_place() {
+        let owner = settings(&[]);
+        let upgrade = settings(&["--enable-ipv6=false", "--bpf-root=/sys/fs/bpf/second"]);
+        let found = upgrade.differences_in_places(&owner);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("--bpf-root is /sys/fs/bpf/second here"));
+        assert_eq!(owner.bpf_root(), Some(Path::new("/sys/fs/bpf")));
+        // Each name is one of a flag.
+        let known = |name: &&&str| owner.0.contains_key(**name);
+        assert_eq!(PLACES.iter().filter(known).count(), PLACES.len());
     }
 
     #[test]

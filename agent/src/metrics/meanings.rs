@@ -94,6 +94,8 @@ label! {
         /// Always 0: the agent cannot repair this part. If another program has the proxy port, the
         /// agent waits until the port is free.
         Port => "port",
+        /// Always 0: a lock file that is made again counts as no repair.
+        Lock => "lock",
     }
 }
 

@@ -1,69 +1,112 @@
-//! The standby's own socket, beside the owner's admin socket: what waits, and since when.
+//! What a standby answers: its own socket beside the owner's admin socket says what waits, and since when; its metrics
+//! address says that it is alive.
+//!
+//! An agent in the place of another one, on the same network, often has the same metrics address. Then the owner has it,
+//! and the standby gets it with the takeover.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use daemon::{
     descriptors::Descriptors,
-    http_server::{self, JSON, Socket, answer},
+    http_server::{self, JSON, OPENMETRICS, Socket, TEXT, answer},
 };
-use hyper::{Request, StatusCode, body::Incoming};
-use tokio_util::{
-    sync::{CancellationToken, DropGuard},
-    task::TaskTracker,
+use http_body_util::Full;
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Bytes, Incoming},
 };
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::standby::{PATH, StandbyView, socket},
+    config::Config,
     grpc::peer,
     listener::{Listener, Listeners},
 };
 
-/// Serves until dropped.
-pub(crate) struct Page {
+/// A scrape without a value: the values are the owner's.
+const NO_METRICS: &str = "# EOF\n";
+
+/// Serves until it is closed.
+pub(super) struct Page {
     path: PathBuf,
-    _stop: DropGuard,
+    stop: CancellationToken,
+    tasks: TaskTracker,
 }
 
 impl Page {
-    /// Binds the socket.
-    pub(crate) fn serve(admin_socket: &Path, view: &StandbyView) -> Result<Self> {
-        let path = socket(admin_socket);
+    /// Binds the socket, and the metrics address if it is free.
+    pub(super) async fn serve(config: &Config, view: &StandbyView) -> Result<Self> {
+        let path = socket(&config.flags.admin_socket);
         let listener = peer::bind(&path, None).context("the socket of the standby")?;
         let body = serde_json::to_vec(view)?;
-        let service = move |request: Request<Incoming>| {
-            let body = body.clone();
-            async move {
-                match request.uri().path() {
-                    PATH => answer(StatusCode::OK, JSON, body),
-                    path => answer(
-                        StatusCode::NOT_FOUND,
-                        http_server::TEXT,
-                        format!("{path} is not known: this agent is the standby of another one\n"),
-                    ),
-                }
-            }
-        };
-        let stop = CancellationToken::new();
-        let admission = Listeners::new(Descriptors::raise().limit()).admission(Listener::Admin);
-        let tasks = TaskTracker::new();
+        let limits = Listeners::new(Descriptors::raise().limit());
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let serving = http_server::serve(
             Socket::Unix(listener),
-            admission,
-            service,
+            limits.admission(Listener::Admin),
+            move |request: Request<Incoming>| {
+                let answer = of_socket(request.uri().path(), &body);
+                async move { answer }
+            },
             tasks.clone(),
             stop.clone(),
         );
         tasks.spawn(serving);
-        Ok(Self {
-            path,
-            _stop: stop.drop_guard(),
-        })
+        match http_server::bind_metrics(&config.metrics_address).await {
+            Ok(Some(listener)) => {
+                let serving = http_server::serve(
+                    Socket::Tcp(listener),
+                    limits.admission(Listener::Metrics),
+                    |request: Request<Incoming>| {
+                        let answer = of_health(request.uri().path());
+                        async move { answer }
+                    },
+                    tasks.clone(),
+                    stop.clone(),
+                );
+                tasks.spawn(serving);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::info!(%error, "the metrics address is not this standby's until it takes over");
+            }
+        }
+        Ok(Self { path, stop, tasks })
+    }
+
+    /// Frees the socket and the address.
+    pub(super) async fn close(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
+        self.stop.cancel();
         let _absent = std::fs::remove_file(&self.path);
     }
+}
+
+fn of_socket(path: &str, view: &[u8]) -> Response<Full<Bytes>> {
+    match path {
+        PATH => answer(StatusCode::OK, JSON, view.to_vec()),
+        _ => not_known(path),
+    }
+}
+
+fn of_health(path: &str) -> Response<Full<Bytes>> {
+    match path {
+        "/healthz" | "/readyz" => answer(StatusCode::OK, TEXT, "this agent stands by\n"),
+        "/metrics" => answer(StatusCode::OK, OPENMETRICS, NO_METRICS),
+        _ => not_known(path),
+    }
+}
+
+fn not_known(path: &str) -> Response<Full<Bytes>> {
+    let text = format!("{path} is not known: this agent is the standby of another one\n");
+    answer(StatusCode::NOT_FOUND, TEXT, text)
 }

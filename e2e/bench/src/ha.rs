@@ -30,11 +30,14 @@ pub(crate) struct Options {
 }
 
 /// Acts, each with its redirect.
-const PLAYED: [(Act, Redirect); 38] = [
+const PLAYED: [(Act, Redirect); 41] = [
     (Act::Broken, Redirect::Own),
     (Act::Calm, Redirect::Own),
     (Act::AgentKilled, Redirect::Own),
     (Act::AgentRestarted, Redirect::Own),
+    (Act::OwnerKilled, Redirect::Own),
+    (Act::OwnerKilledAlone, Redirect::Own),
+    (Act::OwnerHung, Redirect::Own),
     (Act::AgentCrashes, Redirect::Own),
     (Act::BuiltinFlipped, Redirect::Own),
     (Act::ColdStart, Redirect::Own),

@@ -71,14 +71,21 @@ impl Storm<'_> {
             Fault::Endpoint(after) => self.endpoint(ms(*after)),
             Fault::Starting(after) => {
                 self.kill()?;
-                let log = self.lab.directory().join("log/agent.log");
-                let command = self.lab.agent_command(&AgentOptions::default())?;
-                let starting = Program::start("holdfast-agent", command, &log)?;
+                let starting = match self.standby.take() {
+                    Some(standby) => standby,
+                    None => self.start()?,
+                };
                 std::thread::sleep(ms(*after));
                 self.killed_at(Instant::now());
                 starting.kill_9()
             }
         }
+    }
+
+    fn start(&self) -> Result<Program> {
+        let log = self.lab.directory().join("log/agent.log");
+        let command = self.lab.agent_command(&AgentOptions::default())?;
+        Program::start("holdfast-agent", command, &log)
     }
 
     fn kill(&mut self) -> Result<()> {

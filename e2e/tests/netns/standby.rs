@@ -1,86 +1,24 @@
 //! `--standby`: a second agent takes the place of the one that owns the node.
-use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::process::Program;
+use holdfast_e2e::standby::{
+    STANDING_BY, StoppedCore, TAKING_OVER, expect_owner, second, standing_by, with_value,
+};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
-use nix::sys::ptrace;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
 use shared_maps::pin;
 
 const SOON: Duration = Duration::from_secs(15);
-const STANDING_BY: &str = "standing by: ";
-const TAKING_OVER: &str = "taking over: ";
 
 fn options() -> AgentOptions {
     AgentOptions::default().flag("--standby")
-}
-
-/// An agent beside the owner, which has the metrics port.
-fn second(lab: &Lab, name: &str, options: &AgentOptions) -> Result<Program> {
-    let command = lab.agent_command(options)?;
-    let log = lab.directory().join(format!("log/{name}.log"));
-    Program::start(name, with_flag(&command, "--metrics-address=off"), &log)
-}
-
-/// The command with another value of a flag, which it has as one argument.
-fn with_flag(command: &Command, flag: &str) -> Command {
-    let (name, _) = flag.split_once('=').unwrap_or((flag, ""));
-    let mut changed = Command::new(command.get_program());
-    let is_other = |argument: &&OsStr| !argument.to_string_lossy().starts_with(name);
-    changed.args(command.get_args().filter(is_other)).arg(flag);
-    for (variable, value) in command.get_envs() {
-        changed.env(variable, value.unwrap_or_default());
-    }
-    changed
-}
-
-/// The command with another value of a flag, which it has as two arguments.
-fn with_value(command: &Command, flag: &str, value: &Path) -> Command {
-    let mut changed = Command::new(command.get_program());
-    let mut is_value = false;
-    for argument in command.get_args() {
-        changed.arg(if is_value {
-            value.as_os_str()
-        } else {
-            argument
-        });
-        is_value = argument == flag;
-    }
-    for (variable, value) in command.get_envs() {
-        changed.env(variable, value.unwrap_or_default());
-    }
-    changed
-}
-
-fn standing_by(lab: &Lab, name: &str) -> Result<Program> {
-    let standby = second(lab, name, &options())?;
-    eventually("it stands by", SOON, || {
-        ensure!(standby.log().contains(STANDING_BY), "{}", standby.log());
-        Ok(())
-    })?;
-    Ok(standby)
-}
-
-fn expect_owner(lab: &Lab, agent: &Program) -> Result<()> {
-    eventually("it owns the node", SOON, || {
-        let status = lab.agent_json(&["status"])?;
-        let pid = status.pointer("/pid").and_then(serde_json::Value::as_u64);
-        ensure!(pid == Some(agent.id().into()), "pid {pid:?}");
-        let is_ready = status
-            .pointer("/ready")
-            .and_then(serde_json::Value::as_bool);
-        ensure!(is_ready == Some(true), "it is not ready");
-        Ok(())
-    })
 }
 
 fn expect_refused(mut agent: Program, parts: &[&str]) -> Result<()> {
@@ -122,7 +60,7 @@ fn expect_new_name(lab: &Lab, n: u8) -> Result<()> {
 fn the_next_agent_takes_over_when_the_owner_is_killed_and_a_third_one_takes_its_turn() {
     with_owner(|lab, owner, _proxy| {
         expect_new_name(lab, 10)?;
-        let first = standing_by(lab, "first")?;
+        let first = standing_by(lab, "first", &options())?;
         let status = lab.agent_json(&["status"])?;
         ensure!(
             status.pointer("/standby/pid") == Some(&first.id().into()),
@@ -168,10 +106,25 @@ fn a_standby_that_differs_from_the_owner_is_refused_with_the_difference() {
         let elsewhere = lab.directory().join("elsewhere");
         let log = lab.directory().join("log/elsewhere.log");
         let elsewhere = with_value(&lab.agent_command(&options())?, "--state-dir", &elsewhere);
-        let elsewhere = with_flag(&elsewhere, "--metrics-address=off");
         expect_refused(
             Program::start("elsewhere", elsewhere, &log)?,
             &["--state-dir", "keeps its state elsewhere"],
+        )?;
+        let second_root = lab.bpf_root().join("second");
+        let log = lab.directory().join("log/second-root.log");
+        let other_root = with_value(&lab.agent_command(&options())?, "--bpf-root", &second_root);
+        expect_refused(
+            Program::start("second-root", other_root, &log)?,
+            &["--bpf-root", "has the BPF root"],
+        )?;
+        ensure!(!second_root.exists(), "the refused standby made its root");
+        let socket = lab.directory().join("elsewhere.sock");
+        let log = lab.directory().join("log/other-socket.log");
+        let other = AgentOptions::default().flag("--standby=other");
+        let other_socket = with_value(&lab.agent_command(&other)?, "--sdp-socket", &socket);
+        expect_refused(
+            Program::start("other-socket", other_socket, &log)?,
+            &["--standby=other", "--sdp-socket is", "elsewhere.sock"],
         )?;
         // The way out for an upgrade.
         let other = second(
@@ -193,7 +146,7 @@ fn a_standby_that_differs_from_the_owner_is_refused_with_the_difference() {
 #[test]
 fn a_stopped_owner_is_not_replaced_and_goes_on() {
     with_owner(|lab, owner, _proxy| {
-        let standby = standing_by(lab, "standby")?;
+        let standby = standing_by(lab, "standby", &options())?;
         owner.signal(Signal::SIGSTOP)?;
         std::thread::sleep(Duration::from_secs(20));
         ensure!(!standby.log().contains(TAKING_OVER), "{}", standby.log());
@@ -207,20 +160,10 @@ fn a_stopped_owner_is_not_replaced_and_goes_on() {
 #[test]
 fn an_owner_whose_core_hangs_ends_itself_and_the_standby_owns_the_node() {
     with_owner(|lab, mut owner, _proxy| {
-        let standby = standing_by(lab, "standby")?;
-        let thread = core_thread(owner.id())?;
-        // Stops one thread: the others go on.
-        ptrace::seize(thread, ptrace::Options::empty())?;
-        ptrace::interrupt(thread)?;
-        waitpid(thread, Some(WaitPidFlag::__WALL))?;
+        let standby = standing_by(lab, "standby", &options())?;
+        let core = StoppedCore::of(&owner)?;
         let stopped = Instant::now();
-        // The process ends when its tracer has seen the end of the thread.
-        let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
-        eventually("the thread ends", Duration::from_secs(30), || {
-            let seen = waitpid(thread, Some(flags))?;
-            ensure!(matches!(seen, WaitStatus::Signaled(..)), "{seen:?}");
-            Ok(())
-        })?;
+        core.ends()?;
         let status = owner.wait(SOON)?;
         println!("it ended {:?} after its core stopped", stopped.elapsed());
         ensure!(
@@ -238,21 +181,10 @@ fn an_owner_whose_core_hangs_ends_itself_and_the_standby_owns_the_node() {
     });
 }
 
-fn core_thread(process: u32) -> Result<Pid> {
-    for entry in fs::read_dir(format!("/proc/{process}/task"))? {
-        let path = entry?.path();
-        if fs::read_to_string(path.join("comm"))?.trim() == "core" {
-            let id = path.file_name().and_then(|id| id.to_str());
-            return Ok(Pid::from_raw(id.context("no id")?.parse()?));
-        }
-    }
-    anyhow::bail!("there is no thread of that name")
-}
-
 #[test]
 fn there_is_one_owner_also_if_its_locks_are_removed() {
     with_owner(|lab, mut owner, _proxy| {
-        let standby = standing_by(lab, "standby")?;
+        let standby = standing_by(lab, "standby", &options())?;
         let lock = lab.bpf_root().join(pin::AGENT_LOCK);
         fs::remove_dir(&lock)?;
         fs::remove_file(lab.directory().join("state/agent.lock"))?;
@@ -281,4 +213,80 @@ fn there_is_one_owner_also_if_its_locks_are_removed() {
         );
         Ok(())
     });
+}
+
+#[test]
+fn an_owner_whose_lock_file_cannot_be_made_again_goes_on_and_says_so() {
+    with_owner(|lab, owner, _proxy| {
+        let standby = standing_by(lab, "standby", &options())?;
+        let state = lab.directory().join("state");
+        let away = lab.directory().join("away");
+        fs::rename(&state, &away)?;
+        fs::write(&state, "")?;
+        lab.status_has(SOON, &["the lock file of the state directory"])?;
+        expect_new_name(lab, 10)?;
+        let broken = lab.metric(9962, "holdfast_datapath_broken", "part=\"lock\"")?;
+        ensure!(broken > 0.0, "no alert");
+        ensure!(!standby.log().contains(TAKING_OVER), "{}", standby.log());
+        fs::remove_file(&state)?;
+        fs::rename(&away, &state)?;
+        eventually("it is well again", SOON, || {
+            let status = lab.agent(&["status"])?;
+            ensure!(
+                !status.contains("the lock file of the state directory"),
+                "{status}"
+            );
+            Ok(())
+        })?;
+        expect_owner(lab, &owner)
+    });
+}
+
+#[test]
+fn a_standby_that_waits_changes_no_file_and_no_pin() {
+    with_owner(|lab, _owner, _proxy| {
+        expect_new_name(lab, 10)?;
+        let places = [lab.directory().join("state"), lab.bpf_root().to_owned()];
+        let settled = || {
+            std::thread::sleep(Duration::from_secs(8));
+            listing(&places)
+        };
+        let before = settled()?;
+        let standby = standing_by(lab, "standby", &options())?;
+        let after = settled()?;
+        // The lock of the standbys is a directory that stays.
+        let lock = lab.bpf_root().join(pin::STANDBY_LOCK);
+        let mut new = after.iter().filter(|entry| !before.contains(entry));
+        let other = new.find(|(path, _)| !lock.starts_with(path));
+        ensure!(other.is_none(), "the standby changed {other:?}");
+        let gone = before
+            .iter()
+            .find(|(path, _)| after.iter().all(|(other, _)| other != path));
+        ensure!(gone.is_none(), "the standby removed {gone:?}");
+        let socket = lab.agent_socket();
+        let own = socket.with_file_name(format!(
+            "{}.standby",
+            socket.file_name().unwrap_or_default().to_string_lossy()
+        ));
+        ensure!(own.exists(), "it has no socket");
+        ensure!(standby.terminate(SOON)?.success());
+        ensure!(!own.exists(), "its socket is left");
+        Ok(())
+    });
+}
+
+/// Every file below these directories with its inode, size and time of change.
+fn listing(places: &[PathBuf]) -> Result<Vec<(PathBuf, (u64, u64, i64, i64))>> {
+    let mut found = Vec::new();
+    let mut left = places.to_vec();
+    while let Some(path) = left.pop() {
+        let of = fs::symlink_metadata(&path)?;
+        if of.is_dir() {
+            for entry in fs::read_dir(&path)? {
+                left.push(entry?.path());
+            }
+        }
+        found.push((path, (of.ino(), of.size(), of.mtime(), of.mtime_nsec())));
+    }
+    Ok(found)
 }

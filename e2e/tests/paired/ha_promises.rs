@@ -45,6 +45,11 @@ fn r1_an_agent_in_a_crash_loop_loses_no_query() {
 }
 
 #[test]
+fn r1_a_standby_opens_what_is_asked_while_the_owner_is_gone() {
+    holds(&[Act::OwnerKilled, Act::OwnerKilledAlone], &[Redirect::Own]);
+}
+
+#[test]
 fn r1_the_builtin_proxy_starts_and_stops_without_loss() {
     holds(&[Act::BuiltinFlipped], &[Redirect::Own, Redirect::Tproxy]);
 }

@@ -64,6 +64,12 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
         "{netpol: {enabled: true}, metrics: {netpolPort: 9962}}",
         &["metrics.netpolPort", "metrics.agentPort"],
     ),
+    (
+        "holdfast",
+        "{agent: {standby: true}, metrics: {standbyPort: 9961}}",
+        &["metrics.standbyPort", "metrics.sdpPort"],
+    ),
+    ("holdfast", "agent: {maxSurge: some}", &["/agent/maxSurge"]),
     ("holdfast", "netpol: {logLevel: ''}", &["/netpol/logLevel"]),
     (
         "holdfast",

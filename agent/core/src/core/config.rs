@@ -182,6 +182,8 @@ pub struct Restored {
     pub policy_map_sizes: BTreeMap<EndpointId, usize>,
     /// Interfaces to which pinned programs of an endpoint's number are attached.
     pub programs: BTreeMap<EndpointId, BTreeSet<u32>>,
+    /// Endpoints at whose interface every program of the earlier run is in force, with the interface.
+    pub under_programs: BTreeSet<(EndpointId, u32)>,
     /// Indexes of the interfaces that exist now.
     pub interfaces: BTreeSet<u32>,
 }

@@ -322,6 +322,7 @@ impl State {
             policy_map: None,
             dirty_peers: DirtyPeers::All,
             attached: None,
+            former_programs: None,
             problem: None,
             unplaced: None,
             policy_revision: 0,

@@ -6,7 +6,7 @@
 //!    first, then the whole map,
 //! 3. `cilium_lxc`,
 //! 4. ipcache: longest prefixes first, then removals, shortest first,
-//! 5. programs; the remaining entries of removed endpoints,
+//! 5. programs ([`programs`]); the remaining entries of removed endpoints,
 //! 6. policy maps: entries that are no longer used: allows, redirects, denies; then those of tables.
 //!
 //! A table ([`crate::policy::compute::tier`]) is written longest prefix first, and entries that it replaces go shortest
@@ -17,6 +17,7 @@
 //! falls through to them.
 
 mod policy_map_plan;
+mod programs;
 mod rollback;
 mod rules;
 
@@ -311,25 +312,6 @@ impl State {
                 None => self.step(plan, Step::UnsetIpcache(key), Undo::Ipcache(*prefix, has)),
             }
             self.ipcache.realise(*prefix, wanted);
-        }
-    }
-
-    fn plan_attach(&mut self, plan: &mut Plan) {
-        let lacking = self.endpoints.dirty().filter(|endpoint| {
-            endpoint.policy_map.is_some()
-                && self.files.exists(endpoint.id)
-                && !endpoint.restored
-                && endpoint.attached.as_ref() != Some(&endpoint.attachment())
-        });
-        let lacking: Vec<_> = lacking
-            .map(|e| (e.id, e.attachment(), e.attached.clone()))
-            .collect();
-        for (id, attachment, before) in lacking {
-            let undo = Undo::Attached(id, before);
-            self.step(plan, Step::Attach(attachment.clone()), undo);
-            if let Some(endpoint) = self.endpoints.get_mut(id) {
-                endpoint.attached = Some(attachment);
-            }
         }
     }
 

@@ -157,7 +157,14 @@ impl State {
             let alive = restored.interfaces.contains(&file.interface.ifindex)
                 && file.id.0 > 0
                 && self.endpoints.get(file.id).is_none();
+            let is_judged = restored
+                .under_programs
+                .contains(&(file.id, file.interface.ifindex));
+            let has_map = map.is_some();
             self.restore_endpoint(&file, map);
+            if is_judged && has_map {
+                self.keep_programs(&file);
+            }
             if alive {
                 self.restore_names(&file);
             } else {
@@ -234,6 +241,14 @@ impl State {
             for (key, value) in map {
                 shadow.put(key, Some(value));
             }
+        }
+    }
+
+    /// Programs of the earlier run judge the packets of an endpoint: those of this run may come later.
+    fn keep_programs(&mut self, file: &EndpointFile) {
+        let endpoint = self.endpoints.get_mut(file.id);
+        if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.identity == file.identity) {
+            endpoint.former_programs = Some(endpoint.attachment());
         }
     }
 

@@ -11,6 +11,7 @@ mod failures;
 mod firewall_names;
 mod firewall_nodes;
 mod firewall_vectors;
+mod former_programs;
 mod full_policy_maps;
 mod hold;
 mod holders;

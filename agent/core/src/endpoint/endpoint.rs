@@ -36,6 +36,8 @@ pub(crate) struct Endpoint {
     pub dirty_peers: DirtyPeers,
     /// Programs as far as planned.
     pub attached: Option<Attachment>,
+    /// What the earlier run attached, if its programs are in force: they judge by the policy map of this run.
+    pub former_programs: Option<Attachment>,
     /// Why its policy is not in force.
     pub problem: Option<String>,
     /// Why its address is not in `cilium_lxc`, or its programs are not attached.
@@ -154,6 +156,11 @@ impl Endpoint {
             gateway_mac: interface.on_bridge.then_some(interface.node_mac),
             link: interface.link.clone(),
         }
+    }
+
+    /// Whether the earlier run attached just what this run would.
+    pub(crate) fn is_judged_by_former_programs(&self) -> bool {
+        self.attached.is_none() && self.former_programs.as_ref() == Some(&self.attachment())
     }
 
     /// Number of entries in its policy map.

@@ -39,7 +39,7 @@ for unit in holdfast-agent.service holdfast-sdp@a.service holdfast-sdp@b.service
     check "$unit is enabled" systemctl is-enabled "$unit"
 done
 check 'holdfast-netpol.service is not enabled' is "$(systemctl is-enabled holdfast-netpol.service)" disabled
-for unit in holdfast-agent.service holdfast-netpol.service holdfast-sdp@.service; do
+for unit in holdfast-agent.service holdfast-agent@.service holdfast-netpol.service holdfast-sdp@.service; do
     check "$unit is valid" is "$(systemd-analyze verify "/usr/lib/systemd/system/$unit" 2>&1)" ''
 done
 # What does not exist is refused after the settings were read.

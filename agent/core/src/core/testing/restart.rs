@@ -41,6 +41,7 @@ pub fn left_behind(datapath: &MemoryDatapath, interfaces: &[u32]) -> Restored {
         pre_cache: Vec::new(),
         policy_map_sizes: Default::default(),
         programs: Default::default(),
+        under_programs: Default::default(),
         interfaces: interfaces.iter().copied().collect(),
     }
 }

@@ -1,0 +1,85 @@
+//! Programs that an agent loads while another one owns the node, so that its takeover does not wait for the verifier.
+//!
+//! Loading makes maps that are missing, and the standby may write nothing: it loads only while every map has its pin. The
+//! programs use the maps that were pinned then. If the owner has replaced one since, or made it again, they are
+//! loaded again.
+
+use std::io;
+
+use aya::Ebpf;
+use shared_maps::user::{Globals, HeldPin};
+
+use super::{
+    closed,
+    kernel::{KernelConfig, SHARED_PINS, SetUpError, program_settings},
+    program::{ProgramError, Programs},
+};
+
+/// Loaded programs that are attached nowhere.
+pub struct Warm {
+    globals: Globals,
+    /// The maps of the programs, held open.
+    pins: Vec<HeldPin>,
+    programs: Programs,
+    /// The program of closed interfaces.
+    closed: Ebpf,
+}
+
+/// Why programs are not loaded ahead.
+#[derive(Debug, thiserror::Error)]
+pub enum NotWarm {
+    /// The owner has not made it, or it was removed.
+    #[error("{0} is not pinned")]
+    NoPin(&'static str),
+    /// A pin was replaced while programs were loaded.
+    #[error("the pin of a map changed meanwhile")]
+    Changed,
+    #[error("opening the pin of {0}: {1}")]
+    Pin(&'static str, io::Error),
+    #[error(transparent)]
+    SetUp(#[from] SetUpError),
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+}
+
+impl Warm {
+    /// Loads the programs, if their maps are there. Attaches, pins and changes nothing.
+    ///
+    /// # Errors
+    /// They cannot be loaded now; [`super::kernel::KernelDatapath::prepare`] does it.
+    pub fn load(config: &KernelConfig) -> Result<Self, NotWarm> {
+        let globals = Globals::new(&config.bpf_root);
+        let mut pins = Vec::new();
+        for name in SHARED_PINS {
+            let opened = HeldPin::open(&globals.path(name));
+            let pin = opened.map_err(|error| NotWarm::Pin(name, error))?;
+            pins.push(pin.ok_or(NotWarm::NoPin(name))?);
+        }
+        let programs = Programs::new(&globals, program_settings(config)?);
+        programs.preload()?;
+        let closed = closed::load(&programs)?;
+        let warm = Self {
+            globals,
+            pins,
+            programs,
+            closed,
+        };
+        match warm.is_current() {
+            true => Ok(warm),
+            false => Err(NotWarm::Changed),
+        }
+    }
+
+    /// Whether the programs use the maps that are pinned now.
+    fn is_current(&self) -> bool {
+        self.pins.iter().all(HeldPin::is_pinned)
+    }
+
+    /// The programs of endpoints and the one of closed interfaces, if they are those that an agent on this BPF root would
+    /// load now.
+    pub fn current(self, globals: &Globals) -> Option<(Programs, Ebpf)> {
+        let is_same = self.globals.root() == globals.root() && self.is_current();
+        // Without connection tracking's types they were loaded in a lesser form.
+        (is_same && self.programs.reads_conntrack()).then_some((self.programs, self.closed))
+    }
+}

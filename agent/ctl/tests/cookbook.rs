@@ -1,7 +1,8 @@
 //! Each policy of docs/src/cookbook.md is valid, and has the verdicts that comments after it name:
 //!
-//! - `<!-- allowed: TO PORT -->`, `<!-- dropped: TO PORT -->`: the verdict of `policy trace` from a pod `app: web` of
-//! the namespace `shop`; - `<!-- warns: TEXT -->`: a warning of `policy validate`; there is no other.
+//! - `<!-- allowed: TO PORT -->`, `<!-- dropped: TO PORT -->`: the verdict of `policy trace` from a pod `app: web`
+//!   of the namespace `shop`;
+//! - `<!-- warns: TEXT -->`: a warning of `policy validate`; there is no other.
 
 use std::{
     fs,

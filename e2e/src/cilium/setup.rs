@@ -91,7 +91,8 @@ pub fn first_answer(lab: &Lab, options: &SdpOptions, query: &Query) -> Result<(P
     let start = Instant::now();
     let mut sdp = Program::start("holdfast-sdp", command, &log)?;
     let hasty = query.clone().within(polling::stretched(HASTY));
-    eventually("a first right answer", SOON, || {
+    // A snapshot of a large cluster takes a debug build many seconds.
+    eventually("a first right answer", SOON * 4, || {
         sdp.check_alive()?;
         lab.a.ask(&hasty)?.expect(web4(10))
     })?;

@@ -55,16 +55,16 @@ struct Limits {
 }
 
 impl Limits {
-    fn after(end: End, patience: u32) -> Self {
+    fn after(end: End) -> Self {
         let away = match end {
             End::Killed => Duration::ZERO,
             // The watchdog's ten seconds, with its ticks.
             End::Hung => Duration::from_millis(11_700),
         };
         Self {
-            name: away + patience * Duration::from_millis(300),
-            pod: away + patience * Duration::from_millis(500),
-            policy: away + patience * Duration::from_millis(500),
+            name: away + Duration::from_millis(300),
+            pod: away + Duration::from_millis(500),
+            policy: away + Duration::from_millis(500),
         }
     }
 }
@@ -90,7 +90,7 @@ pub(super) fn taken(setup: &Setup, end: End, next: Next) -> Result<Vec<Row>> {
     }
     load.flows()?;
     let report = load.finish()?;
-    let limits = Limits::after(end, setup.size.patience);
+    let limits = Limits::after(end);
     let within = longest(&times.names) <= limits.name
         && longest(&times.pods) <= limits.pod
         && longest(&times.policies) <= limits.policy;
@@ -110,7 +110,7 @@ pub(super) fn taken(setup: &Setup, end: End, next: Next) -> Result<Vec<Row>> {
     let mut row = Row::none_lost(String::new(), &report, note);
     row.promise = super::SOON_AGAIN;
     // A restarted agent is beside the promise: its figures are for comparison.
-    row.holds &= within || next == Next::Restart;
+    row.holds &= within || next == Next::Restart || !setup.size.judges_times;
     Ok(vec![row])
 }
 

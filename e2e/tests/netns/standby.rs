@@ -275,8 +275,11 @@ fn a_standby_that_waits_changes_no_file_and_no_pin() {
     });
 }
 
-/// Every file below these directories with its inode, size and time of change.
-fn listing(places: &[PathBuf]) -> Result<Vec<(PathBuf, (u64, u64, i64, i64))>> {
+/// A file's inode, size, and time of change in seconds and nanoseconds.
+type Stamp = (u64, u64, i64, i64);
+
+/// Every file below these directories.
+fn listing(places: &[PathBuf]) -> Result<Vec<(PathBuf, Stamp)>> {
     let mut found = Vec::new();
     let mut left = places.to_vec();
     while let Some(path) = left.pop() {

@@ -81,7 +81,7 @@ impl NodeLocal {
     }
 
     /// Numbers for endpoints, of which new ones begin at `min`. Those of `restored` may be lower, and
-    /// so may a number that is asked for ([`Self::acquire_number`]).
+    /// so may a requested number ([`Self::acquire_number`]).
     pub(crate) fn endpoints_from(min: IdentityId, restored: Vec<(IdentityId, LabelSet)>) -> Self {
         let all = Self::endpoints(restored);
         let (min, next) = (min.0, min.0);

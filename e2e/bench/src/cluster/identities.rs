@@ -292,7 +292,7 @@ fn changes(
         let due = start + Duration::from_secs(1) / RATE * u32::try_from(n)?;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         // Each pod changes with each round, and no label set loses its last pod for long.
-        let track = if n / changed % 2 == 0 {
+        let track = if (n / changed).is_multiple_of(2) {
             "canary"
         } else {
             "stable"

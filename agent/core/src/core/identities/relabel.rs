@@ -26,7 +26,7 @@ use crate::{
     policy::compute::{entries::Entries, set_order::set_order},
 };
 
-/// An entry of an endpoint's map: the value that it shall have, and the one that it has.
+/// An entry of an endpoint's map: the wanted value, and the one in the map.
 type Change = (
     EndpointId,
     PolicyKey,

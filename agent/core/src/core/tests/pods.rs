@@ -432,7 +432,7 @@ fn a_restart_without_the_pods_document_leaves_the_endpoint_in_force() {
     node.policy(WEB_TO_DB);
     node.endpoint(spec("web", 7, "app=web"));
     node.endpoint(of_pod("db", 8, "default/db-0"));
-    // The problem is told before the sources are complete, and after.
+    // The summary has the problem before the sources are complete, and after.
     let problems = |node: &Node| node.core.summary().endpoint_problems.join("\n");
     let keeps = "endpoint db keeps the policy that it had: there is no document";
     assert!(problems(&node).starts_with(keeps), "{}", problems(&node));

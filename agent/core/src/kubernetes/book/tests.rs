@@ -267,7 +267,7 @@ fn a_slice_waits_for_its_service_and_may_change_to_another() {
 fn identity(number: u32, created: Option<&str>) -> PolicyDocument {
     let created = created.map(|time| format!(", creationTimestamp: {time}"));
     let created = created.unwrap_or_default();
-    read(&format!(
+    let document = read(&format!(
         r#"
 apiVersion: cilium.io/v2
 kind: CiliumIdentity
@@ -275,7 +275,11 @@ metadata:
   {{name: "{number}", uid: u-{number}, annotations: {{holdfast.io/made-by: holdfast}}{created}}}
 security-labels: {{"k8s:app": web}}
 "#
-    ))
+    ));
+    PolicyDocument {
+        source: CLUSTER.to_owned(),
+        ..document
+    }
 }
 
 fn numbers(changes: &Changes) -> Vec<String> {
@@ -321,6 +325,19 @@ fn of_two_objects_with_one_label_set_the_older_counts_in_both_orders() {
         book.remove(&counts.key);
         assert_eq!(numbers(&book.changes()), [format!("gone {first}"), second]);
     }
+}
+
+#[test]
+fn of_two_documents_with_one_label_set_the_second_gives_nothing() {
+    let written = |number| PolicyDocument {
+        source: "web.yaml".to_owned(),
+        ..identity(number, None)
+    };
+    let mut book = book();
+    book.put(&written(5000));
+    book.put(&written(6000));
+    assert_eq!(numbers(&book.changes()), ["5000"]);
+    assert_eq!(book.warnings().len(), 1);
 }
 
 #[test]

@@ -23,7 +23,7 @@ const EPOCH_FILE: &str = "epoch.json";
 const VERSION: u32 = 1;
 /// Time between two tries to take the lock of a process that ends.
 const AGAIN: Duration = Duration::from_millis(10);
-/// Tries to take a lock that another process may only look at.
+/// How often a lock is tried: another process may have it for a moment, to see whether it is taken.
 const TRIES: u32 = 5;
 /// Mode of the lock file.
 const OWNER_ONLY: u32 = 0o600;
@@ -121,7 +121,8 @@ impl StateDirLock {
         let Some(file) = present(fs::File::open(&path)).map_err(failed)? else {
             return Ok(false);
         };
-        // A lock that is had for a moment: the owner tries more than once (`keep`).
+        // This takes the lock for a moment. An owner that calls `keep` in this moment finds it taken, so `keep` tries
+        // several times.
         match Flock::lock(file, FlockArg::LockSharedNonblock) {
             Ok(_released) => Ok(false),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(true),

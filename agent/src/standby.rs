@@ -1,8 +1,8 @@
 //! A second agent beside the one that owns the node (`--standby`): it waits until that one ends, and takes its place.
 //!
 //! ```text
-//!  turn (one waits, the others wait for it) ─► does no agent own the node? ────────────────┐
-//!                                                └─► settings as the owner's? ─► its end ─► app::run goes on
+//!  turn (one waits, others wait for it) ─► is the node free? ─ yes ───────────────────────────┐
+//!                                            └─ no ─► settings as the owner's? ─► owner's end ─► app::run goes on
 //! ```
 //! Until then it writes nothing but its socket.
 
@@ -30,7 +30,7 @@ use crate::{
 
 /// Time between two looks whether the owner still has these settings.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a process that ends may take for its other lock.
+/// How long a process that ends may take between the releases of its two locks.
 const ENDING: Duration = Duration::from_secs(5);
 
 /// What a standby has when it owns the node.
@@ -141,8 +141,8 @@ impl<'a> Comparison<'a> {
         );
     }
 
-    /// Refuses a standby whose state directory is in use by an agent with another BPF root: that one's lock would
-    /// never be this one's.
+    /// Refuses a standby whose state directory is in use by an agent with another BPF root. The standby waits for the
+    /// lock of its own BPF root, which that agent does not hold: it would never get the state directory.
     fn check_root(&self) -> Result<()> {
         let (root, state) = (&self.config.flags.bpf_root, &self.config.flags.state_dir);
         if !StateDirLock::is_held(state)? {
@@ -169,7 +169,8 @@ fn is_same_dir(one: &Path, other: &Path) -> bool {
     one == other || real(one) == real(other)
 }
 
-/// The lock of the BPF root, if no agent has it. None: its owner has the state directory of this agent too.
+/// The lock of the BPF root if it is free. `None`: an agent holds this lock, and also that of this agent's state
+/// directory.
 async fn free_or_same_state_dir(config: &Config) -> Result<Option<BpfRootLock>> {
     let (root, state) = (&config.flags.bpf_root, &config.flags.state_dir);
     let deadline = tokio::time::Instant::now() + ENDING;

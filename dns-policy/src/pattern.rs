@@ -4,7 +4,7 @@
 //! ([`crate::name::Fqdn`]). In a pattern
 //! - `*` stands for zero or more of `[-a-zA-Z0-9_]`, never for a dot;
 //! - two or more `*` at the start, directly before a dot, stand for one or more whole labels;
-//! - nothing but `*` (and perhaps a final dot) matches every name in a DNS rule. In a `toFQDNs`
+//! - a pattern of only `*` (and perhaps a final dot) matches every name in a DNS rule. In a `toFQDNs`
 //!   selector it matches only the root and names whose labels consist of `[-a-zA-Z0-9_]`.
 
 mod glob;

@@ -206,8 +206,8 @@ async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
     connect_with(address, |endpoint| endpoint, ReadNow::default()).await
 }
 
-/// Like [`connect`], with an endpoint that `set` has changed. With `read_now`, another thread can
-/// have a unix socket read at once.
+/// Like [`connect`], with an endpoint that `set` has changed. By `read_now`, another thread makes the
+/// stream look for data on a unix socket at once, without a wake-up by the kernel.
 async fn connect_with(
     address: &AgentAddress,
     set: impl FnOnce(Endpoint) -> Endpoint,

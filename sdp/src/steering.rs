@@ -34,7 +34,8 @@ use shared_maps::{
 use crate::gate::Gate;
 
 /// Interval at which a member with a slot checks whether the pins are the same. A member without
-/// a slot tries to join with every heartbeat: until then, packets for it may be dropped.
+/// a slot tries to join with every heartbeat, because redirected packets may be dropped until it
+/// has one.
 const RECHECK: Duration = Duration::from_secs(1);
 /// Longest wait for the lock of the slots: a process that holds it for longer hangs.
 const LOCKED_FOR: Duration = Duration::from_secs(2);

@@ -93,8 +93,8 @@ impl Connection {
         listing::compare(&mut self.0, wanted)
     }
 
-    /// What can be read as values of the kernel's table with the name of `wanted`: everything
-    /// except rules that `wanted` does not have, and objects of other types.
+    /// Reads the kernel's table that has the name of `wanted` into a [`Table`]: everything except
+    /// rules that `wanted` does not have, and objects of other types.
     pub fn outline(&mut self, wanted: &Table) -> Result<Table, NftablesError> {
         outline::read(&mut self.0, wanted)
     }

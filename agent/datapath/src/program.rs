@@ -92,7 +92,7 @@ const HOOKS: [Hook; 2] = [
     },
 ];
 
-/// What each endpoint may take of what endpoints share.
+/// Quotas of one endpoint in resources that all endpoints share.
 #[derive(Clone, Copy, Debug)]
 pub struct Quotas {
     /// Datagrams and new connections to the DNS proxy per second; 0: any number.
@@ -343,7 +343,7 @@ impl Programs {
         self.with_loaded(|loaded| loaded.slots.is_in_force(endpoint).map_err(settings))
     }
 
-    /// Places for settings of endpoints that no endpoint has and none can get; for tests.
+    /// Number of lost slots for settings: no endpoint has them, and none can get them. For tests.
     pub fn lost_slots(&self) -> Result<usize, ProgramError> {
         self.with_loaded(|loaded| Ok(loaded.slots.lost()))
     }
@@ -449,7 +449,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Removes programs from interfaces that the endpoint had before (its id may be of another pod's past).
+    /// Removes programs from interfaces that the endpoint, or an earlier pod with the same endpoint id, had before.
     fn forget_other_interfaces(&self, dir: &Path, ifindex: u32) -> Result<(), ProgramError> {
         let suffix = format!("_{ifindex}");
         for entry in fs::read_dir(dir).map_err(|error| pinned(dir, &error))? {

@@ -39,11 +39,11 @@ const LOOK: Duration = Duration::from_secs(5);
 const KINDS: [&str; 3] = ["Namespace", "Pod", "CiliumIdentity"];
 /// Objects that one look deletes at most.
 const DELETES: usize = 20;
-/// The holder renews the Lease this often within its duration, and stops so long before its end.
+/// The holder renews the Lease after each of these parts of its duration, and stops leading one part before its end.
 const PARTS: u32 = 3;
 /// First and longest pause after the Lease could not be requested.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-/// The Lease is given back for this long at most when the agent stops.
+/// Longest time that the release of the Lease may take when the agent stops.
 const RELEASE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]

@@ -105,7 +105,8 @@ label! {
         /// With the value `any`, the DNS server of one namespace can open addresses to pods of
         /// another namespace.
         NameServers => "tofqdns-servers",
-        /// With the value `refuse`, nodes still translate external addresses of Services.
+        /// With the value `refuse`, policy ignores external addresses of Services, but nodes
+        /// translate them nevertheless.
         ExternalIps => "k8s-external-ips",
     }
 }

@@ -24,12 +24,12 @@ use super::{
     store::Changes,
 };
 
-/// Time until an object is written again, seconds: a pod that asks for ever new names must not cause writes without a
-/// pause.
+/// Time until an object is written again, seconds: a pod that looks up a new name each time must not cause writes
+/// without a pause.
 pub const PAUSE: u32 = 1;
 /// Time until a write is tried again because the object was not in the store, seconds.
 const AGAIN: u32 = 5;
-/// No write waits for longer, seconds: a later time is from before the clock was set back.
+/// Longest wait for a write, seconds. A later time was set before the clock was set back, and does not count.
 const LONGEST_PAUSE: u32 = 120;
 
 /// What became of an answer to a pod.
@@ -277,8 +277,8 @@ impl Book {
         }
     }
 
-    /// Records the new status of an object. Working it out from all answers would be too slow for each answer to a
-    /// pod.
+    /// Records the new status of an object. The caller has computed it: to compute it here from all answers would be
+    /// too slow for each answer to a pod.
     fn settle(&mut self, key: &ObjectKey, mut status: Status, now: UnixTime, always: bool) {
         let Some(held) = self.objects.get_mut(key) else {
             return;
@@ -366,7 +366,7 @@ impl Book {
         taken
     }
 
-    /// Takes the result of a look-up by this agent.
+    /// Takes the result of a look-up that was due.
     pub(crate) fn looked_up(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         let ended = match outcome {
             Outcome::Found(_) | Outcome::NoData => Ended::Answered,
@@ -385,7 +385,8 @@ impl Book {
         self.schedule.not_asked(name, now);
     }
 
-    /// Takes the result of a look-up that was not due.
+    /// Adds the result of a look-up to the objects. For a look-up by command, which changes no due time, this is all;
+    /// [`Self::looked_up`] does it for a look-up that was due.
     pub(crate) fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         for key in self.about(name) {
             let learned = Learned {
@@ -410,8 +411,8 @@ impl Book {
     }
 
     /// Compares the objects with the wanted names. Objects to make exist from now on, so that their names are looked
-    /// up even if the store refuses them. While documents are still to be read, none is removed: their names may be
-    /// in them.
+    /// up even if the store refuses them. While documents are unread, no stored object is to be removed: an unread
+    /// document may use its name.
     pub(crate) fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));

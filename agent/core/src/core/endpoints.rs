@@ -74,8 +74,8 @@ impl State {
         }
     }
 
-    /// Tries those again that could not be taken. One that is taken may free an address that
-    /// another one waits for.
+    /// Tries the waiting endpoints again. One that is accepted may free an address that another one
+    /// waits for.
     pub(super) fn take_waiting(&mut self) {
         let tries = self.endpoints.waiting().len() + 1;
         for _ in 0..tries {
@@ -89,7 +89,7 @@ impl State {
         }
     }
 
-    /// Tries those again for which no number was free.
+    /// Tries the endpoints again that wait because no identity number was free.
     pub(super) fn retry_endpoints(&mut self) {
         for spec in self.endpoints.take_without_identity() {
             self.try_endpoint(spec);
@@ -108,7 +108,7 @@ impl State {
     }
 
     pub(super) fn try_endpoint(&mut self, mut spec: EndpointSpec) {
-        // This version replaces one that could not be taken.
+        // This specification replaces an earlier one that still waits.
         self.endpoints.end_wait(&spec.key);
         let config = &self.config;
         spec.addresses.retain(|address| match address {
@@ -214,8 +214,8 @@ impl State {
         }
     }
 
-    /// Leaves out addresses that are the node's or another endpoint's: a pod with NET_ADMIN gives
-    /// its interface any. The reason, if a family is left without an address.
+    /// Removes addresses of the node, of Services and of other endpoints: a pod with NET_ADMIN can
+    /// give its interface any address. Returns the reason if a family then has no address.
     fn keep_own_addresses(
         &self,
         own: Option<EndpointId>,
@@ -246,9 +246,9 @@ impl State {
         reason.filter(|_| pick(&spec.addresses).count() < families)
     }
 
-    /// An endpoint that is found again under another key of its source stays the same endpoint:
-    /// of an earlier run, or of a file whose documents changed places. The endpoint that had this
-    /// key gets the other one until its source says more.
+    /// An endpoint that is found again under another key of its source stays the same endpoint. That
+    /// happens to endpoints of an earlier run, and if documents of a file change places. If another
+    /// endpoint has the key of `spec`, the two swap keys until the source sends the other one again.
     fn adopt(&mut self, spec: &EndpointSpec) {
         let own = self.endpoints.by_key(&spec.key);
         let at = pick(&spec.addresses).find_map(|address| self.endpoints.by_address(address));
@@ -500,9 +500,9 @@ impl State {
     }
 }
 
-/// Whether a specification describes the pod that an endpoint of the same key was found at: it has the
-/// same host-side interface and network namespace. What an earlier run left has no name and uid of a
-/// pod.
+/// Whether two specifications with the same key are about one pod: they have the same host-side
+/// interface and network namespace, and names and uids that do not differ. A specification of an
+/// earlier run has no name and uid, so that these are not compared.
 fn is_same_pod(before: &EndpointSpec, now: &EndpointSpec) -> bool {
     let differ = |before: &Option<String>, now: &Option<String>| matches!((before, now), (Some(before), Some(now)) if before != now);
     before.interface.ifindex == now.interface.ifindex

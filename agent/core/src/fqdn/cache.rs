@@ -23,7 +23,8 @@ pub(crate) use self::{
 use super::gc::{self, ConntrackScans, Zombie};
 use crate::labels::LabelSet;
 
-/// A pair stays this long after its lease ended, seconds (design: Leases).
+/// A pair stays this long after its lease ended, seconds (docs/src/grpc.md,
+/// "Mappings and leases").
 const AFTER_LEASE: u64 = 5;
 
 /// The time until which a pair stays if its lease, or its last answer, ends at `end`.
@@ -50,9 +51,9 @@ pub(crate) struct EndpointNames {
     pub names: HashMap<Fqdn, HashMap<IpAddr, Lookup>>,
     /// Expired addresses that may be in use.
     pub zombies: HashMap<IpAddr, Zombie>,
-    /// Pairs (name, address) in both.
+    /// Number of pairs (name, address) in `names` and `zombies` together.
     pub held: usize,
-    /// Before this, looking for room again would find none.
+    /// The endpoint has no room until this time, so that none is looked for.
     full_until: BootTime,
 }
 
@@ -75,7 +76,8 @@ pub(crate) struct Pair {
     pub known_until: Option<BootTime>,
     /// It is being revoked, and gets no new lease.
     pub revoking: bool,
-    /// When the answers of trusted DNS servers that gave it end, if any did.
+    /// End of the TTL of the answers in which trusted DNS servers gave it; `None` if no trusted
+    /// server gave it.
     pub trusted_until: Option<BootTime>,
 }
 
@@ -389,8 +391,8 @@ impl NameCache {
         })
     }
 
-    /// Removes these names from the names of the node. Returns the pairs that no endpoint holds:
-    /// [`NameCache::release`] says whether they may go.
+    /// Ends the time for which these names are known without a query ([`Pair::known_until`]). Returns
+    /// those of their pairs that no endpoint holds: [`NameCache::release`] says whether they may go.
     pub(crate) fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
         let mut free = Vec::new();
         for (name, entry) in self.names.iter_mut().filter(|(name, _)| which(name)) {

@@ -26,7 +26,7 @@ pub struct Ipcache {
     watched: HashMap<IdentityId, BTreeSet<IpNet>>,
 }
 
-/// Excess of watched identities at which those that no caller requests are removed.
+/// Number of watched identities above which those are removed that the present caller did not request.
 const WATCHED: usize = 1024;
 
 impl Ipcache {
@@ -83,7 +83,7 @@ impl Ipcache {
         }
     }
 
-    /// Has `prefix` resolved, or planned, once more.
+    /// Marks `prefix`, so that it is resolved, or planned, once more.
     pub fn mark(&mut self, prefix: IpNet) {
         let metadata = self.prefixes.entry(prefix);
         if !metadata.dirty {

@@ -169,16 +169,17 @@ impl RuleIndex {
         &self.everyone
     }
 
-    /// Takes the entries for everyone, which tables are made with. True if tables may differ now.
+    /// Stores the entries for everyone, from which tables are computed. True if a table may have
+    /// changed.
     pub(crate) fn follow_everyone(&mut self, entries: &Entries) -> bool {
         self.everyone.clone_from(entries);
         let tier = self.tier.as_mut();
         tier.is_some_and(|tier| tier.follow_everyone(entries))
     }
 
-    /// Renders the entries of one identity; [`IdentityId::UNKNOWN`] gives those for everyone, which
-    /// [`Self::follow_everyone`] takes before those of others are rendered.
-    /// `own` labels are those of the endpoints that the policy is of.
+    /// Renders the entries of one identity. Render the entries for everyone
+    /// ([`IdentityId::UNKNOWN`]) first and pass them to [`Self::follow_everyone`], then render
+    /// those of other identities. `own` are the labels of the policy's endpoints.
     pub(crate) fn entries(
         &mut self,
         policy: &EndpointPolicy,
@@ -321,8 +322,10 @@ pub const fn everyone_at(identity: IdentityId, protocol: u8, port: u16) -> (u8, 
     }
 }
 
-/// What the kernel makes of a map (`bpf/src/policy.rs`): the entry that decides, if any. The entry for
-/// everyone is looked up with [`everyone_at`].
+/// The entry of a map that decides, if any, with the verdict of the kernel (`bpf/src/policy.rs`). The
+/// entry for everyone is looked up with [`everyone_at`]. If both entries deny, and that of the
+/// identity is from a table, the kernel stops at the entry for everyone; this function returns the
+/// identity's.
 pub fn decide<'a>(
     lookup: impl Fn(u32) -> Option<(&'a PolicyKey, &'a PolicyValue)>,
     identity: IdentityId,

@@ -49,7 +49,7 @@ pub struct Size {
     pub policies: u8,
     /// Names that the pods of a full node have looked up.
     pub known: u16,
-    /// Whether a row fails if a takeover exceeds its promised times. Tests run programs that were built for
+    /// Whether a row fails if it exceeds its promised times. Tests run programs that were built for
     /// debugging, beside others: times of theirs say nothing.
     pub judges_times: bool,
     /// The previous version's proxy, if it is at hand.

@@ -19,6 +19,8 @@ use crate::wait::eventually;
 
 /// Promised time to the first right answer.
 const PROMISED: Duration = Duration::from_millis(250);
+/// The same in tests, whose programs were built for debugging: shorter than the timeout of any step.
+const UNDER_TEST: Duration = Duration::from_secs(1);
 /// How long to wait for an answer before the next query is sent.
 const NEXT_QUERY: Duration = Duration::from_millis(12);
 const SERVER_LABELS: &str = "k8s:app=dns,k8s:io.kubernetes.pod.namespace=default";
@@ -60,15 +62,20 @@ pub(super) fn cold(setup: &Setup) -> Result<Vec<Row>> {
             times.push(took);
             wrong += others;
         }
-        rows.push(row(name, &mut times, wrong));
+        let within = if setup.size.judges_times {
+            PROMISED
+        } else {
+            UNDER_TEST
+        };
+        rows.push(row(name, &mut times, within, wrong));
     }
     Ok(rows)
 }
 
-fn row(name: &str, times: &mut [Duration], wrong: u64) -> Row {
+fn row(name: &str, times: &mut [Duration], within: Duration, wrong: u64) -> Row {
     times.sort();
     let sent = times.len() as u64;
-    let right = times.iter().filter(|took| **took < PROMISED).count() as u64;
+    let right = times.iter().filter(|took| **took < within).count() as u64;
     let ms = |at: Option<&Duration>| at.map_or(0, Duration::as_millis);
     let note = format!(
         "{sent} starts: {} ms at best, {} ms at worst",

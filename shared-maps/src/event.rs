@@ -38,6 +38,13 @@ crate::words! {
         LinkLocal = 3 => "link_local",
         /// A DNS server's answer to a query that a proxy sent from the pod's address.
         Returned = 4 => "returned",
+        /// A packet to a pod of another node, sent with the sender's identity (--high-scale-ipcache full).
+        Wrapped = 5 => "wrapped",
+        /// A packet of another node's pod, which came with its identity.
+        Unwrapped = 6 => "unwrapped",
+        /// Like wrapped, to an address outside of every known block of pods: the list of blocks outside of
+        /// the cluster lacks it.
+        WrappedOutside = 7 => "wrapped_outside",
         // Dropped.
         /// No policy entry allows it.
         PolicyDenied = 16 => "policy_denied",
@@ -65,6 +72,12 @@ crate::words! {
         /// The interface leads to a pod of an endpoint document, and the agent has not found the endpoint
         /// yet: `holdfast-agent status` says why.
         NoEndpoint = 27 => "no_endpoint",
+        /// A packet of a pod to the port of the tunnel between nodes, which only nodes may send to.
+        TunnelPort = 28 => "tunnel_port",
+        /// A packet of the tunnel between nodes that no node sends: without an identity or with one that
+        /// means nothing here, with other addresses inside than outside, from an address outside of the
+        /// cluster or of this node, or in fragments.
+        TunnelForged = 29 => "tunnel_forged",
         /// A frame of the pod whose source MAC is not the pod's.
         SourceMac = 30 => "source_mac",
         /// A packet to a pod for an address that the pod does not have, or a pod's packet for one machine
@@ -79,19 +92,24 @@ crate::words! {
         /// An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS servers: a
         /// newer entry displaced its oldest one.
         Displaced = 34 => "displaced",
+        // Dropped too: the numbers from 16 to 31 are in use.
+        /// A packet to a pod of another node that is too long to be wrapped. The pod is told the length that
+        /// fits.
+        TooBig = 48 => "too_big",
     }
 }
 
 impl Reason {
     /// Whether it counts a failure or an eviction in the datapath and not a packet's verdict.
     pub const fn is_trouble(self) -> bool {
-        self as u8 >= 32
+        let n = self as u8;
+        n >= 32 && n < 48
     }
 
     /// Whether the packet was dropped.
     pub const fn is_drop(self) -> bool {
         let n = self as u8;
-        n >= 16 && n < 32
+        (n >= 16 && n < 32) || n >= 48
     }
 }
 

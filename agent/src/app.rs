@@ -327,6 +327,9 @@ impl Agent {
             .spawn(netpol::take_over(self.pods_in_force(), stop.clone()));
         self.tasks
             .spawn(node.upkeep.run(node.interval, stop.clone()));
+        if let Some(tunnel) = node.tunnel {
+            self.tasks.spawn(tunnel.run(stop.clone()));
+        }
         match node.interfaces {
             Some(interfaces) => {
                 let mut rules = self.rules.clone();

@@ -25,5 +25,6 @@ pub mod routing;
 mod slots;
 pub mod sysctl;
 pub mod tracked;
+pub mod tunnel;
 pub mod unclaimed;
 pub mod upkeep;

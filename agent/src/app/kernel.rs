@@ -11,6 +11,7 @@ use agent_datapath::{
     interfaces::Interfaces,
     kernel::{KernelConfig, KernelDatapath},
     nftables, routing,
+    tunnel::{self, Tunnel},
     unclaimed::ClosedNames,
     upkeep::{self, Conditions, Upkeep},
 };
@@ -32,6 +33,8 @@ pub(super) struct NodeParts {
     pub(super) interval: Duration,
     /// Interfaces that are no pod's, in transparent mode.
     pub(super) interfaces: Option<Interfaces>,
+    /// The tunnel between nodes, if this node has a part in it.
+    pub(super) tunnel: Option<Tunnel>,
     pub(super) maps: Globals,
 }
 
@@ -71,11 +74,13 @@ pub(super) async fn prepare(
     gate.load()?;
     routing::install(config.core.enable_ipv4, config.core.enable_ipv6).await?;
     let interfaces = interfaces(&config, &datapath, &maps).await?;
+    let tunnel = tunnel(&config, &datapath, &maps).await?;
     let conditions = Conditions::on(KernelView::new(datapath.found()));
     let node = NodeParts {
         upkeep: upkeep(&config, &datapath, closed, &conditions),
         interval: config.core.reconcile_interval,
         interfaces,
+        tunnel,
         maps: maps.clone(),
     };
     let parts = Parts {
@@ -132,6 +137,7 @@ fn kernel_config(config: &Config) -> KernelConfig {
         tcx: config.flags.enable_tcx,
         dns_quota: config.flags.endpoint_dns_quota,
         deny_responses: config.flags.deny,
+        tunnel: config.tunnel.clone(),
         sdp_group: config.flags.sdp_group,
     }
 }
@@ -154,4 +160,32 @@ async fn interfaces(
         looked_after => looked_after.context("transparent mode")?,
     }
     Ok(Some(interfaces))
+}
+
+/// Prepares the tunnel between nodes, or removes what an earlier run left of it.
+async fn tunnel(
+    config: &Config,
+    datapath: &KernelDatapath,
+    maps: &Globals,
+) -> Result<Option<Tunnel>> {
+    let Some(settings) = &config.tunnel else {
+        tunnel::clear(maps)
+            .await
+            .context("removing the tunnel between nodes, which has no mode any more")?;
+        return Ok(None);
+    };
+    let programs = datapath.programs().clone();
+    let mut tunnel = Tunnel::new(programs, maps.clone(), settings.clone())?;
+    match tunnel.refresh().await {
+        Err(error) if error.is_passing() => {
+            tracing::warn!(%error, "the tunnel between nodes cannot be prepared yet; the agent tries again");
+        }
+        prepared => prepared?,
+    }
+    if tunnel.wraps_nothing() {
+        tracing::error!(
+            "--high-scale-ipcache full wraps nothing: no block outside of the cluster is known (--high-scale-world)"
+        );
+    }
+    Ok(Some(tunnel))
 }

@@ -17,6 +17,9 @@ impl TryFrom<RunArgs> for Config {
             kubernetes: args.cluster.source.kubernetes(&args.follow)?,
             relays: relay_args::relays(args.follow.clone())?,
             resolver: args.resolver.settings(args.cluster.source.kubernetes)?,
+            tunnel: args
+                .high_scale
+                .settings(args.enable_ipv4, args.enable_ipv6)?,
             node_name: args.cluster.source.node_name(),
             netns_dir: netns_dir(&args)?,
             metrics_address: args.metrics_address.clone(),
@@ -129,6 +132,54 @@ mod tests {
             panic!("not run");
         };
         Config::try_from(*args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn high_scale_flags_are_refused_where_they_cannot_work() {
+        let mode = ["--high-scale-ipcache=full", "--high-scale-device=eth0"];
+        let four = [&mode[..], &["--enable-ipv6=false"]].concat();
+        let config = run(&four).unwrap();
+        let tunnel = config.tunnel.unwrap();
+        assert_eq!(
+            (tunnel.devices, tunnel.port),
+            (vec!["eth0".to_owned()], 8472)
+        );
+        assert_eq!(tunnel.outside, None);
+        assert!(run(&[]).unwrap().tunnel.is_none());
+        for (flags, text) in [
+            (
+                mode.to_vec(),
+                "--high-scale-ipcache: carries IPv4 only; add --enable-ipv6=false",
+            ),
+            (
+                [&mode[..], &["--enable-ipv6=false", "--enable-ipv4=false"]].concat(),
+                "--enable-ipv4: both",
+            ),
+            (
+                vec!["--high-scale-device=eth0"],
+                "--high-scale-device: has no effect",
+            ),
+            (
+                vec!["--high-scale-world=192.0.2.0/24"],
+                "--high-scale-world: has no effect",
+            ),
+            (vec!["--tunnel-port=4789"], "--tunnel-port: has no effect"),
+            (
+                [&four[..], &["--high-scale-world=2001:db8::/32"]].concat(),
+                "invalid value '2001:db8::/32'",
+            ),
+            (
+                [&four[..], &["--high-scale-world=10.0.0.0/33"]].concat(),
+                "invalid value '10.0.0.0/33'",
+            ),
+            (
+                [&four[..], &["--tunnel-port=0"]].concat(),
+                "invalid value '0'",
+            ),
+        ] {
+            let error = run(&flags).err().unwrap();
+            assert!(error.contains(text), "{error}");
+        }
     }
 
     #[test]

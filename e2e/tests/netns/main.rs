@@ -35,6 +35,7 @@ mod full_disk;
 mod full_maps;
 mod guide;
 mod ha_table;
+mod high_scale;
 mod identity_changes;
 mod idle_connections;
 mod ingress_rules;

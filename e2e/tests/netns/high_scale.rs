@@ -1,0 +1,230 @@
+//! Two nodes that know nothing of each other's pods: the sender's identity comes with its packets.
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use holdfast_e2e::fleet::{DEVICE, Fleet, with_fleet};
+use holdfast_e2e::lab::{at, web4};
+use holdfast_e2e::policy::{CLIENT, WEB};
+use holdfast_e2e::raw_frames::RawFrames;
+use holdfast_e2e::web::Web;
+use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually};
+use shared_maps::event::Reason;
+use shared_maps::tunnel::{DEFAULT_PORT, vni_in};
+
+const SOON: Duration = Duration::from_secs(10);
+const NEVER: Duration = Duration::from_millis(1_500);
+const OTHER: &str = "k8s:app=other,k8s:io.kubernetes.pod.namespace=default";
+const PORT: u16 = 8080;
+/// Numbers that the documents give to the labels.
+const OF_WEB: u32 = 4242;
+const OF_CLIENT: u32 = 7777;
+const OF_OTHER: u32 = 5151;
+
+const POLICY: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: client-in, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: web}}]
+"#;
+
+/// The same numbers on every node.
+fn identities() -> String {
+    let document = |number, app| {
+        format!(
+            "---\napiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {{name: \"{number}\"}}\n\
+             security-labels:\n  \"k8s:app\": {app}\n  \"k8s:io.kubernetes.pod.namespace\": default\n"
+        )
+    };
+    document(OF_WEB, "web") + &document(OF_CLIENT, "client") + &document(OF_OTHER, "other")
+}
+
+fn options(mode: &str) -> AgentOptions {
+    AgentOptions::default()
+        .flag("--enable-ipv6=false")
+        .flag(&format!("--high-scale-ipcache={mode}"))
+        .flag(&format!("--high-scale-device={DEVICE}"))
+        .flag("--high-scale-world=203.0.113.0/24,192.0.2.0/24")
+}
+
+/// The pods of the test: on the first node a web server and another pod, on the second a client, which
+/// admits web servers only, and a web server.
+struct Pods {
+    web: Pod,
+    other: Pod,
+    client: Pod,
+    /// The node knows the labels of the other node's web server by this one.
+    near: Pod,
+}
+
+fn add_pods(fleet: &Fleet<'_>) -> Result<Pods> {
+    Ok(Pods {
+        web: fleet.pod_of_one("web", 21)?,
+        other: fleet.pod_of_one("other", 23)?,
+        client: fleet.pod_of_two("client", 22)?,
+        near: fleet.pod_of_two("near", 24)?,
+    })
+}
+
+fn documents(lab: &Lab) -> Result<()> {
+    lab.write_policy("identities.yaml", &identities())?;
+    lab.write_policy("in.yaml", POLICY)
+}
+
+fn add_endpoints(fleet: &Fleet<'_>, pods: &Pods) -> Result<()> {
+    for (lab, pod, labels) in [
+        (fleet.one, &pods.web, WEB),
+        (fleet.one, &pods.other, OTHER),
+        (fleet.two, &pods.near, WEB),
+        (fleet.two, &pods.client, CLIENT),
+    ] {
+        lab.add_endpoint(pod, labels)?;
+    }
+    Ok(())
+}
+
+fn stop(agent: &mut Option<Program>) -> Result<()> {
+    let ended = agent.take().context("no agent")?.terminate(SOON)?;
+    ensure!(ended.success(), "{ended}");
+    Ok(())
+}
+
+fn connects(from: &Pod, to: SocketAddr, limit: Duration) -> Result<bool> {
+    let opened = from
+        .netns
+        .enter(|| TcpStream::connect_timeout(&to, limit))?;
+    Ok(opened.is_ok())
+}
+
+/// Addresses and VNI of a packet of the tunnel, if it is one and the inner addresses are the same.
+fn wrapped(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u32)> {
+    let ip = frame.get(14..).filter(|_| is_ipv4(frame))?;
+    let port = u16::from_be_bytes(ip.get(22..24)?.try_into().ok()?);
+    if ip.first() != Some(&0x45) || ip.get(9) != Some(&17) || port != DEFAULT_PORT {
+        return None;
+    }
+    let address = |at: usize| {
+        let octets: [u8; 4] = ip.get(at..at + 4)?.try_into().ok()?;
+        Some(Ipv4Addr::from(octets))
+    };
+    let (source, destination) = (address(12)?, address(16)?);
+    let header: [u8; 8] = ip.get(28..36)?.try_into().ok()?;
+    let same = (address(62)?, address(66)?) == (source, destination);
+    (same && header[0] == 8).then(|| (source, destination, vni_in(header)))
+}
+
+fn is_ipv4(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&[8, 0])
+}
+
+#[test]
+fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
+    with_fleet(|fleet| {
+        let pods = add_pods(fleet)?;
+        let server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
+        for lab in [fleet.one, fleet.two] {
+            documents(lab)?;
+        }
+        let _one = fleet.one.start_agent(&options("full"))?;
+        let _two = fleet.two.start_agent(&options("full"))?;
+        add_endpoints(fleet, &pods)?;
+        let wire = RawFrames::open(fleet.router())?;
+        let to = at(pods.client.v4.into(), PORT);
+        ensure!(connects(&pods.web, to, SOON)?, "the web server is refused");
+        eventually("the visit is counted", SOON, || {
+            ensure!(server.visits(to) == 1, "{} visits", server.visits(to));
+            Ok(())
+        })?;
+        ensure!(
+            !connects(&pods.other, to, NEVER)?,
+            "the other pod is admitted"
+        );
+        let mut seen = BTreeSet::new();
+        let mut plain = 0;
+        while let Some(frame) = wire.next(Duration::from_millis(200))? {
+            match wrapped(&frame) {
+                Some(packet) => drop(seen.insert(packet)),
+                None if is_ipv4(&frame) => plain += 1,
+                None => {}
+            }
+        }
+        let (web, other, client) = (pods.web.v4, pods.other.v4, pods.client.v4);
+        let expected = [
+            (web, client, OF_WEB),
+            (client, web, OF_CLIENT),
+            (other, client, OF_OTHER),
+        ];
+        assert_eq!(seen, BTreeSet::from(expected), "on the wire");
+        assert_eq!(plain, 0, "packets between pods that are not wrapped");
+        eventually("the record names the other pod", SOON, || {
+            let records = fleet.two.agent(&["observe"])?;
+            let of_other = format!("remote {OF_OTHER}, ");
+            let line = records.lines().find(|line| line.contains(&of_other));
+            let line = line.with_context(|| format!("{of_other}: {records}"))?;
+            ensure!(line.contains("policy_denied"), "{line}");
+            Ok(())
+        })?;
+        ensure!(
+            !fleet.two.is_plumbed(web.into())?,
+            "an ipcache entry of the other node's pod"
+        );
+
+        // Between pods of one node, and to the world, nothing is wrapped.
+        let before = fleet.two.counted(Reason::Wrapped)?;
+        ensure!(
+            connects(&pods.near, to, SOON)?,
+            "a web server of the same node"
+        );
+        let outside = at(web4(10), 80);
+        let _refused = connects(&pods.near, outside, NEVER)?;
+        assert_eq!(fleet.two.counted(Reason::Wrapped)?, before, "wrapped");
+        Ok(())
+    });
+}
+
+#[test]
+fn high_scale_modes_follow_one_another_without_a_lost_connection() {
+    with_fleet(|fleet| {
+        let pods = add_pods(fleet)?;
+        let _server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
+        let to = at(pods.client.v4.into(), PORT);
+        for lab in [fleet.one, fleet.two] {
+            documents(lab)?;
+        }
+        // While plain packets come, the node has to know the pods of others.
+        let known = format!("{POLICY}  - fromCIDR: [\"{}/32\"]\n", pods.web.v4);
+        fleet.two.write_policy("in.yaml", &known)?;
+        let unset = AgentOptions::default().flag("--enable-ipv6=false");
+        let mut one = Some(fleet.one.start_agent(&unset)?);
+        let mut two = Some(fleet.two.start_agent(&unset)?);
+        add_endpoints(fleet, &pods)?;
+        for mode in ["off", "decap-only", "full", "decap-only"] {
+            for (lab, agent) in [(fleet.one, &mut one), (fleet.two, &mut two)] {
+                stop(agent)?;
+                ensure!(
+                    connects(&pods.web, to, SOON)?,
+                    "before {mode}, without an agent"
+                );
+                *agent = Some(lab.start_agent(&options(mode))?);
+                ensure!(connects(&pods.web, to, SOON)?, "{mode}");
+            }
+            let wrapped = fleet.one.counted(Reason::Wrapped)?;
+            ensure!(connects(&pods.web, to, SOON)?, "{mode}");
+            let now = fleet.one.counted(Reason::Wrapped)?;
+            assert_eq!(now > wrapped, mode == "full", "{mode}");
+        }
+        // Without a mode, nothing is left of it.
+        stop(&mut two)?;
+        two = Some(fleet.two.start_agent(&unset)?);
+        for name in agent_datapath::tunnel::PINS {
+            assert!(!fleet.two.pin(name).exists(), "{name}");
+        }
+        ensure!(connects(&pods.web, to, SOON)?, "unset");
+        drop((one, two));
+        Ok(())
+    });
+}

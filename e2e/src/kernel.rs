@@ -6,6 +6,8 @@
 pub mod node;
 pub mod tunnel;
 
+pub use crate::packet::MAC;
+
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -44,8 +46,6 @@ pub const IFINDEX: u32 = 4242;
 pub const LOOPBACK: u32 = 1;
 /// An interface that is no endpoint's.
 const UPLINK: u32 = 4300;
-/// MAC address of the pod's end.
-pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];
 /// IPv4 address of the pod's end.
 pub const POD4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 2));
 /// IPv6 address of the pod's end.

@@ -93,8 +93,8 @@ crate::words! {
         /// newer entry displaced its oldest one.
         Displaced = 34 => "displaced",
         // Dropped too: the numbers from 16 to 31 are in use.
-        /// A packet to a pod of another node that is too long to be wrapped. The pod is told the length that
-        /// fits.
+        /// A packet to a pod of another node that is too long to be wrapped. An ICMP error gives the pod
+        /// the length that fits.
         TooBig = 48 => "too_big",
     }
 }

@@ -27,7 +27,7 @@ const HAS_VNI: u8 = 0x08;
 /// Highest identity that means the same label set on every node. Those above are a node's own.
 pub const LAST_SHARED: IdentityId = IdentityId(61_439);
 
-/// What the programs are told of the tunnel.
+/// Settings of the tunnel, for the programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunnelConfig {

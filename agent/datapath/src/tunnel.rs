@@ -173,7 +173,7 @@ impl Tunnel {
         Ok(self.map.set(&0, &config)?)
     }
 
-    /// Whether packets are to be wrapped, and are not because nobody knows which go outside.
+    /// Whether packets are to be wrapped, and are not because the blocks outside are unknown.
     pub fn wraps_nothing(&self) -> bool {
         self.settings.mode == TunnelMode::Full && self.settings.outside.is_none()
     }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::packet::Packet;
 
-/// The number that the programs are told of the device that wraps.
+/// The number that the programs have for the device that wraps.
 pub const DEVICE: u32 = 4400;
 /// Longest IP packet of the native devices.
 pub const MTU: u32 = 1500;
@@ -72,7 +72,7 @@ pub fn with_mode(
 }
 
 impl Kernel {
-    /// The tunnel below this root, whose programs are told of [`DEVICE`] and [`MTU`].
+    /// The tunnel below this root, whose programs have [`DEVICE`] and [`MTU`].
     pub(super) fn prepare_tunnel(&mut self, settings: TunnelSettings) -> Result<()> {
         let programs = self.datapath.programs().clone();
         let mut tunnel = Tunnel::new(programs, self.globals(), settings)?;

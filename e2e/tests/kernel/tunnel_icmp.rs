@@ -1,4 +1,4 @@
-//! ICMP about packets of the tunnel: what a pod is told that is too long, and what routers say.
+//! ICMP about packets of the tunnel: the reply to a packet of a pod that is too long, and errors of routers.
 use std::net::Ipv4Addr;
 
 use agent_datapath::tunnel::TunnelMode;
@@ -36,7 +36,7 @@ fn tunnel_tells_pods_which_length_fits() {
         let long = of_length(REMOTE, FITS + 1);
         let (reason, reply) = k.send_denied(&long.frame())?;
         assert_eq!(reason, Reason::TooBig);
-        let reply = reply.context("the pod is told nothing")?;
+        let reply = reply.context("the pod gets no reply")?;
         let ip = &reply[14..];
         assert_eq!(ip.len(), 20 + 8 + 28);
         assert_eq!(checksum(&ip[..20]), 0, "the IP header's sum");

@@ -346,7 +346,7 @@ fn tunnel_carries_long_streams_whole_whatever_the_pods_mtu() {
             assert_eq!(
                 told,
                 mtu == 1500,
-                "pods are told the length that fits: MTU {mtu}"
+                "pods receive the length that fits: MTU {mtu}"
             );
             let snmp = fleet.router.run("cat", &["/proc/net/snmp"])?;
             let fragments = snmp

@@ -104,10 +104,14 @@ fn of_address(ctx: &TcContext, address: Address, family: u8, arrival: u32) -> Op
         if value.flags & FLAG_HOST != 0 || !is_reached_through(ctx, address, family, arrival) {
             return None;
         }
-    } else if let Some(identity) = tunnel::identity_of_source(address, family) {
+        return Some((maps::identity_or_world(address, family), false));
+    }
+    if let Some(identity) = tunnel::identity_of_source(address, family) {
         return Some((identity, true));
     }
-    Some((maps::identity_or_world(address, family), false))
+    let identity = maps::identity_or_world(address, family);
+    tunnel::count_plain(ctx, identity);
+    Some((identity, false))
 }
 
 /// Whether the node reaches `address` through this interface: for a pod at a bridge, that is the

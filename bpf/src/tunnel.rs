@@ -434,6 +434,15 @@ pub(crate) fn identity_of_source(address: Address, family: u8) -> Option<u32> {
     value.is_fresh(now()).then_some(value.identity)
 }
 
+/// Counts a packet from an address that the ipcache has as a pod's of another node, and that did not come
+/// by the tunnel: the other node does not wrap, or something on the way has unwrapped it.
+#[inline(always)]
+pub(crate) fn count_plain(ctx: &TcContext, identity: u32) {
+    if config::unwraps() && IdentityId(identity).is_endpoint() {
+        events::count(Reason::Plain, ctx.len());
+    }
+}
+
 // === Common ===
 
 /// Prepares the scratch for a packet that a native device sends or receives.

@@ -45,6 +45,9 @@ crate::words! {
         /// Like wrapped, to an address outside of every known block of pods: the list of blocks outside of
         /// the cluster lacks it.
         WrappedOutside = 7 => "wrapped_outside",
+        /// A packet of another node's pod, as the ipcache says, that came without its identity although this
+        /// node unwraps packets (--high-scale-ipcache): the other node does not wrap them.
+        Plain = 8 => "plain",
         // Dropped.
         /// No policy entry allows it.
         PolicyDenied = 16 => "policy_denied",

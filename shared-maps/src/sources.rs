@@ -36,6 +36,10 @@ pub struct SourceValue {
 
 /// The time of the entries, from nanoseconds of CLOCK_MONOTONIC.
 #[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the number of ticks begins again at zero"
+)]
 pub const fn tick(ns: u64) -> u32 {
     (ns >> TICK_BITS) as u32
 }
@@ -45,6 +49,11 @@ impl SourceValue {
     #[inline(always)]
     pub const fn is_fresh(self, now: u32) -> bool {
         self.is_within(FRESH, now)
+    }
+
+    /// How long ago the entry was written, in nanoseconds; a tick is the unit.
+    pub const fn age_ns(self, now: u32) -> u64 {
+        (now.wrapping_sub(self.seen) as u64) << TICK_BITS
     }
 
     /// Whether the entry says `identity` and need not be written again yet.

@@ -11,37 +11,41 @@
 
 mod device;
 mod error;
+mod links;
 mod outside;
+mod status;
+mod task;
 
-pub use self::{device::default_device, error::TunnelError, outside::Blocks};
-
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    path::{Path, PathBuf},
-    time::Duration,
+pub use self::{
+    device::default_device,
+    error::TunnelError,
+    links::clear,
+    status::{TunnelStatus, TunnelView},
 };
+pub use agent_core::tunnel_mode::TunnelMode;
 
+use std::collections::BTreeSet;
+
+use agent_core::high_scale::objects::World;
 use aya::{Ebpf, programs::TcAttachType};
-use daemon::lookup::present;
 use rtnetlink::Handle;
 use shared_maps::{
     pin, sources,
-    tunnel::{self, GUARD, TunnelConfig, UNWRAP, WRAP},
+    tunnel::{self, BLOCKS_KNOWN, TunnelConfig},
     user::{Globals, Map, MapError, MapKind},
     world::{self, WorldKey},
 };
-use tokio_util::sync::CancellationToken;
 
-use self::device::{Link, NAME};
+pub(super) use self::links::unwrapping;
+use self::{
+    device::{Link, NAME},
+    links::{forget, make, remove_wrapper, with_netlink},
+};
 use super::{
     filter::Order,
-    hook::{self, Hook, put},
+    hook::{Hook, put},
     program::{Programs, program},
 };
-
-/// How long a new native device may be without the programs.
-const INTERVAL: Duration = Duration::from_secs(1);
 
 const FROM_NET: Hook = Hook {
     program: "from_net",
@@ -56,29 +60,6 @@ const FROM_TUNNEL: Hook = Hook {
     direction: TcAttachType::Ingress,
 };
 
-/// Part of a node in the tunnel. A cluster goes from one to the next, so that no node sends what
-/// another does not unwrap yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TunnelMode {
-    /// Pods may not send to the tunnel's port: other nodes may unwrap already.
-    Off,
-    /// Packets of the tunnel are unwrapped, too.
-    DecapOnly,
-    /// Packets to pods of other nodes are wrapped, too.
-    Full,
-}
-
-impl TunnelMode {
-    /// The flags of the node that the programs read.
-    pub fn flags(self) -> u32 {
-        match self {
-            Self::Off => GUARD,
-            Self::DecapOnly => GUARD | UNWRAP,
-            Self::Full => GUARD | UNWRAP | WRAP,
-        }
-    }
-}
-
 /// How the tunnel is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelSettings {
@@ -87,9 +68,8 @@ pub struct TunnelSettings {
     pub devices: Vec<String>,
     /// UDP port of the tunnel.
     pub port: u16,
-    /// Blocks of addresses outside of the cluster. Nothing is wrapped while they are not known: it
-    /// would be what goes to the Internet.
-    pub outside: Option<Blocks>,
+    /// Blocks of pods are known: an address outside of them is no pod's.
+    pub knows_pod_blocks: bool,
 }
 
 /// Maps that exist with a mode only.
@@ -97,7 +77,7 @@ pub const PINS: [&str; 3] = [world::NAME, sources::NAME, tunnel::NAME];
 
 /// Makes the maps of the tunnel that are not there yet.
 pub(super) fn make_maps(globals: &Globals) -> Result<(), MapError> {
-    blocks(globals)?;
+    blocks_map(globals)?;
     Map::<sources::SourceKey, sources::SourceValue>::open_or_create(
         &globals.path(sources::NAME),
         MapKind::LruHash,
@@ -108,8 +88,8 @@ pub(super) fn make_maps(globals: &Globals) -> Result<(), MapError> {
     Ok(())
 }
 
-/// The blocks of addresses outside of the cluster.
-pub fn blocks(globals: &Globals) -> Result<Map<WorldKey, u8>, MapError> {
+/// The map of blocks outside of the cluster.
+pub fn blocks_map(globals: &Globals) -> Result<Map<WorldKey, u8>, MapError> {
     Map::open_or_create(
         &globals.path(world::NAME),
         MapKind::LpmTrie,
@@ -129,6 +109,11 @@ pub struct Tunnel {
     globals: Globals,
     loaded: Ebpf,
     map: Map<u32, TunnelConfig>,
+    /// Packets to pods of other nodes are wrapped. Nothing is while blocks outside of the cluster are
+    /// unknown: it would be what goes to the Internet.
+    wraps: bool,
+    world: World,
+    status: TunnelStatus,
 }
 
 impl Tunnel {
@@ -144,16 +129,27 @@ impl Tunnel {
         if wraps && !Programs::takes_outer_source(&mut loaded)? {
             return Err(TunnelError::NoOuterSource);
         }
-        if let Some(outside) = &settings.outside {
-            outside.write(&blocks(&globals)?)?;
-        }
-        Ok(Self {
-            map: self::settings(&globals)?,
+        let map = self::settings(&globals)?;
+        // An agent that wrapped before this one had the blocks, and they are in the map.
+        let wrapped = map.get(&0)?.is_some_and(|before| before.device != 0);
+        let status = TunnelStatus::default();
+        status.change(|view| {
+            settings.mode.as_str().clone_into(&mut view.mode);
+            view.devices.clone_from(&settings.devices);
+            view.port = settings.port;
+        });
+        let tunnel = Self {
+            map,
             settings,
             programs,
             globals,
             loaded,
-        })
+            wraps: wraps && wrapped,
+            world: World::Unknown,
+            status,
+        };
+        tunnel.report_world(None);
+        Ok(tunnel)
     }
 
     /// The programs, for tests that run them.
@@ -168,33 +164,17 @@ impl Tunnel {
             device,
             mtu,
             port: self.settings.port,
-            flags: 0,
+            flags: match self.settings.knows_pod_blocks {
+                true => BLOCKS_KNOWN,
+                false => 0,
+            },
         };
         Ok(self.map.set(&0, &config)?)
     }
 
-    /// Whether packets are to be wrapped, and are not because the blocks outside are unknown.
-    pub fn wraps_nothing(&self) -> bool {
-        self.settings.mode == TunnelMode::Full && self.settings.outside.is_none()
-    }
-
-    /// Keeps the programs attached until stopped.
-    pub async fn run(mut self, stop: CancellationToken) {
-        let mut ticker = tokio::time::interval(INTERVAL);
-        let mut said = None;
-        loop {
-            tokio::select! {
-                _ = ticker.tick() => {}
-                () = stop.cancelled() => return,
-            }
-            let fault = self.refresh().await.err().map(|error| error.to_string());
-            if fault != said
-                && let Some(error) = &fault
-            {
-                tracing::error!(error, "the tunnel between nodes is not as it should be");
-            }
-            said = fault;
-        }
+    /// How the tunnel is.
+    pub fn status(&self) -> TunnelStatus {
+        self.status.clone()
     }
 
     /// Attaches the programs to the native devices as the mode wants it, and takes them from others.
@@ -214,12 +194,11 @@ impl Tunnel {
             true => self.wrapper(handle, &links).await?,
             false => 0,
         };
-        let knows_outside = self.settings.outside.is_some();
         let mtu = devices.iter().map(|link| link.mtu).min();
-        self.tell(
-            if knows_outside { wrapper } else { 0 },
-            mtu.unwrap_or_default(),
-        )?;
+        let mtu = mtu.unwrap_or_default();
+        self.tell(if self.wraps { wrapper } else { 0 }, mtu)?;
+        self.status
+            .change(|view| view.inner_mtu = mtu.saturating_sub(tunnel::OVERHEAD));
         let unwraps = self.settings.mode != TunnelMode::Off;
         let indices: BTreeSet<u32> = devices.iter().map(|link| link.index).collect();
         let none = BTreeSet::new();
@@ -295,99 +274,4 @@ impl Tunnel {
         }
         forget(&dir, hook, to)
     }
-}
-
-/// Removes what a node with a mode has: first what wraps, then what unwraps, then the maps.
-pub async fn clear(globals: &Globals) -> Result<(), TunnelError> {
-    let directory = |name| globals.root().join(name);
-    if !globals.path(tunnel::NAME).exists() {
-        return Ok(());
-    }
-    let none = BTreeSet::new();
-    forget(&directory(pin::TO_NET_LINKS), TO_NET, &none)?;
-    with_netlink(async |handle| {
-        let links = device::list(&handle).await?;
-        remove_wrapper(&handle, &links, globals).await
-    })
-    .await?;
-    forget(&directory(pin::FROM_NET_LINKS), FROM_NET, &none)?;
-    for name in [pin::TO_NET_LINKS, pin::FROM_NET_LINKS] {
-        remove(&directory(name), |path| fs::remove_dir(path))?;
-    }
-    for name in PINS {
-        remove(&globals.path(name), |path| fs::remove_file(path))?;
-    }
-    Ok(())
-}
-
-async fn remove_wrapper(
-    handle: &Handle,
-    links: &[Link],
-    globals: &Globals,
-) -> Result<(), TunnelError> {
-    let dir = globals.root().join(pin::TUNNEL_LINKS);
-    if !dir.exists() {
-        // Another one's device of this name.
-        return Ok(());
-    }
-    if let Some(link) = links.iter().find(|link| link.name == NAME) {
-        device::delete(handle, link.index).await?;
-    }
-    forget(&dir, FROM_TUNNEL, &BTreeSet::new())?;
-    remove(&dir, |path| fs::remove_dir(path))
-}
-
-async fn with_netlink<T>(
-    work: impl AsyncFnOnce(Handle) -> Result<T, TunnelError>,
-) -> Result<T, TunnelError> {
-    let (connection, handle, _messages) =
-        rtnetlink::new_connection().map_err(TunnelError::Socket)?;
-    tokio::select! {
-        done = work(handle) => done,
-        () = connection => Err(TunnelError::Socket(io::ErrorKind::BrokenPipe.into())),
-    }
-}
-
-/// Removes links of devices that are not wanted.
-fn forget(dir: &Path, hook: Hook, wanted: &BTreeSet<u32>) -> Result<(), TunnelError> {
-    let failed = |source| directory_error(dir, source);
-    let entries = present(fs::read_dir(dir)).map_err(failed)?;
-    for entry in entries.into_iter().flatten() {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name();
-        let ifindex = name.to_str().and_then(|name| {
-            let number = name.strip_prefix(hook.program)?.strip_prefix('_')?;
-            number.parse::<u32>().ok()
-        });
-        if ifindex.is_some_and(|ifindex| !wanted.contains(&ifindex)) {
-            hook::remove(&entry.path())?;
-        }
-    }
-    Ok(())
-}
-
-fn make(path: &Path) -> Result<(), TunnelError> {
-    fs::create_dir_all(path).map_err(|source| directory_error(path, source))
-}
-
-fn remove(path: &Path, with: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), TunnelError> {
-    present(with(path)).map_err(|source| directory_error(path, source))?;
-    Ok(())
-}
-
-fn directory_error(path: &Path, source: io::Error) -> TunnelError {
-    let path: PathBuf = path.to_owned();
-    TunnelError::Directory { path, source }
-}
-
-/// Interfaces whose `from_net` does the work of `to_proxy`.
-pub(super) fn unwrapping(globals: &Globals) -> BTreeSet<u32> {
-    let dir = globals.root().join(pin::FROM_NET_LINKS);
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| {
-        let name = entry.file_name();
-        let (program, number) = name.to_str()?.rsplit_once('_')?;
-        (program == FROM_NET.program).then(|| number.parse().ok())?
-    });
-    numbers.collect()
 }

@@ -91,6 +91,7 @@ pub(super) async fn prepare(
         channel,
         conditions,
         gate: Some(Box::new(gate)),
+        tunnel: node.tunnel.as_ref().map(Tunnel::status),
         api,
     };
     Ok((config, parts, node))
@@ -181,11 +182,6 @@ async fn tunnel(
             tracing::warn!(%error, "the tunnel between nodes cannot be prepared yet; the agent tries again");
         }
         prepared => prepared?,
-    }
-    if tunnel.wraps_nothing() {
-        tracing::error!(
-            "--high-scale-ipcache full wraps nothing: no block outside of the cluster is known (--high-scale-world)"
-        );
     }
     Ok(Some(tunnel))
 }

@@ -61,7 +61,7 @@ pub fn with_mode(
         mode,
         devices: Vec::new(),
         port: DEFAULT_PORT,
-        outside: None,
+        knows_pod_blocks: false,
     };
     let config = |root: &std::path::Path| super::KernelConfig {
         tunnel: Some(settings),
@@ -191,7 +191,7 @@ impl Kernel {
     /// The addresses of a block are outside of the cluster.
     pub fn outside_block(&mut self, ip: Ipv4Addr, len: u8) -> Result<()> {
         let key = WorldKey::new(ip.octets(), len).context("a block of IPv4")?;
-        Ok(tunnel::blocks(&self.globals())?.set(&key, &world::PRESENT)?)
+        Ok(tunnel::blocks_map(&self.globals())?.set(&key, &world::PRESENT)?)
     }
 
     /// What is noted of a source.

@@ -48,8 +48,15 @@ fn options(mode: &str) -> AgentOptions {
         .flag("--enable-ipv6=false")
         .flag(&format!("--high-scale-ipcache={mode}"))
         .flag(&format!("--high-scale-device={DEVICE}"))
-        .flag("--high-scale-world=203.0.113.0/24,192.0.2.0/24")
 }
+
+/// Blocks outside of the cluster.
+const WORLD: &str = r#"
+apiVersion: cilium.io/v2alpha1
+kind: CiliumWorldCIDRs
+metadata: {name: outside}
+spec: {cidrs: [203.0.113.0/24, 192.0.2.0/24]}
+"#;
 
 /// The pods of the test: on the first node a web server and another pod, on the second a client, which
 /// admits web servers only, and a web server.
@@ -57,7 +64,6 @@ struct Pods {
     web: Pod,
     other: Pod,
     client: Pod,
-    /// The node knows the labels of the other node's web server by this one.
     near: Pod,
 }
 
@@ -72,14 +78,15 @@ fn add_pods(fleet: &Fleet<'_>) -> Result<Pods> {
 
 fn documents(lab: &Lab) -> Result<()> {
     lab.write_policy("identities.yaml", &identities())?;
+    lab.write_policy("world.yaml", WORLD)?;
     lab.write_policy("in.yaml", POLICY)
 }
 
+/// Adds all but `near`: until that is added, the second node has no pod with the web servers' labels.
 fn add_endpoints(fleet: &Fleet<'_>, pods: &Pods) -> Result<()> {
     for (lab, pod, labels) in [
         (fleet.one, &pods.web, WEB),
         (fleet.one, &pods.other, OTHER),
-        (fleet.two, &pods.near, WEB),
         (fleet.two, &pods.client, CLIENT),
     ] {
         lab.add_endpoint(pod, labels)?;
@@ -132,6 +139,17 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
         let _one = fleet.one.start_agent(&options("full"))?;
         let _two = fleet.two.start_agent(&options("full"))?;
         add_endpoints(fleet, &pods)?;
+        eventually("both nodes wrap", SOON, || {
+            for lab in [fleet.one, fleet.two] {
+                let status = lab.agent(&["status"])?;
+                ensure!(
+                    status.contains("wraps packets of at most 1450 bytes"),
+                    "{status}"
+                );
+                ensure!(!status.contains("PROBLEM"), "{status}");
+            }
+            Ok(())
+        })?;
         let wire = RawFrames::open(fleet.router())?;
         let to = at(pods.client.v4.into(), PORT);
         ensure!(connects(&pods.web, to, SOON)?, "the web server is refused");
@@ -173,7 +191,16 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
             "an ipcache entry of the other node's pod"
         );
 
+        let sources = fleet.two.agent(&["bpf", "sources", "list"])?;
+        let of_web = format!("{}", pods.web.v4);
+        let line = sources.lines().find(|line| line.starts_with(&of_web));
+        let line = line.with_context(|| format!("no source {of_web}: {sources}"))?;
+        ensure!(line.contains(&OF_WEB.to_string()), "{line}");
+        let blocks = fleet.two.agent(&["bpf", "world", "list"])?;
+        ensure!(blocks.contains("203.0.113.0/24"), "{blocks}");
+
         // Between pods of one node, and to the world, nothing is wrapped.
+        fleet.two.add_endpoint(&pods.near, WEB)?;
         let before = fleet.two.counted(Reason::Wrapped)?;
         ensure!(
             connects(&pods.near, to, SOON)?,
@@ -182,6 +209,99 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
         let outside = at(web4(10), 80);
         let _refused = connects(&pods.near, outside, NEVER)?;
         assert_eq!(fleet.two.counted(Reason::Wrapped)?, before, "wrapped");
+        Ok(())
+    });
+}
+
+/// Whether packets of a new connection are wrapped.
+fn wraps(fleet: &Fleet<'_>, pods: &Pods, to: SocketAddr) -> Result<bool> {
+    let before = fleet.one.counted(Reason::Wrapped)?;
+    ensure!(connects(&pods.web, to, SOON)?, "no connection");
+    Ok(fleet.one.counted(Reason::Wrapped)? > before)
+}
+
+#[test]
+fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
+    with_fleet(|fleet| {
+        let pods = add_pods(fleet)?;
+        let _server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
+        let to = at(pods.client.v4.into(), PORT);
+        let known = format!("{POLICY}  - fromCIDR: [\"{}/32\"]\n", pods.web.v4);
+        for lab in [fleet.one, fleet.two] {
+            documents(lab)?;
+            lab.write_policy("in.yaml", &known)?;
+        }
+        fleet.one.remove_policy("world.yaml")?;
+        let _one = fleet.one.start_agent(&options("full"))?;
+        let _two = fleet.two.start_agent(&options("full"))?;
+        add_endpoints(fleet, &pods)?;
+        let says = |text: &str| {
+            eventually(text, SOON, || {
+                let status = fleet.one.agent(&["status"])?;
+                ensure!(status.contains(text), "{status}");
+                Ok(())
+            })
+        };
+        says("wraps nothing, because there is no CiliumWorldCIDRs")?;
+        assert!(!wraps(fleet, &pods, to)?, "without an object");
+        // A list that cannot be read is no list.
+        for bad in ["[203.0.113.0/33]", "[\"2001:db8::/32\"]", "203.0.113.0/24"] {
+            let text = WORLD.replace("[203.0.113.0/24, 192.0.2.0/24]", bad);
+            fleet.one.write_policy("world.yaml", &text)?;
+            says("policy documents refused: 1")?;
+            assert!(!wraps(fleet, &pods, to)?, "{bad}");
+        }
+        fleet.one.write_policy("world.yaml", WORLD)?;
+        says("wraps packets of at most 1450 bytes; 2 blocks outside of the cluster")?;
+        assert!(wraps(fleet, &pods, to)?, "with an object");
+        // The last good list stays in force.
+        let bad = WORLD.replace("203.0.113.0/24", "203.0.113.0/33");
+        fleet.one.write_policy("world.yaml", &bad)?;
+        says("policy documents refused: 1")?;
+        assert!(wraps(fleet, &pods, to)?, "with the last good list");
+        fleet.one.remove_policy("world.yaml")?;
+        says("wraps nothing, because there is no CiliumWorldCIDRs")?;
+        assert!(!wraps(fleet, &pods, to)?, "the object is gone");
+        Ok(())
+    });
+}
+
+/// What an agent says that does not start.
+fn refused(lab: &Lab, mode: &str) -> Result<String> {
+    let output = lab.agent_command(&options(mode))?.output()?;
+    ensure!(!output.status.success(), "it started and ended");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn high_scale_steps_are_not_left_out() {
+    with_fleet(|fleet| {
+        documents(fleet.one)?;
+        let unset = AgentOptions::default().flag("--enable-ipv6=false");
+        let mut one = Some(fleet.one.start_agent(&unset)?);
+        stop(&mut one)?;
+        let refused = refused(fleet.one, "full")?;
+        ensure!(
+            refused.contains("this node was unset, and off comes before full"),
+            "{refused}"
+        );
+        one = Some(
+            fleet
+                .one
+                .start_agent(&options("full").flag("--high-scale-force=true"))?,
+        );
+        stop(&mut one)?;
+        one = Some(
+            fleet
+                .one
+                .start_agent(&options("full").flag("--high-scale-prune=true"))?,
+        );
+        stop(&mut one)?;
+        let refused = refused(fleet.one, "decap-only")?;
+        ensure!(
+            refused.contains("this node was pruned, and full comes before decap-only"),
+            "{refused}"
+        );
         Ok(())
     });
 }
@@ -202,7 +322,7 @@ fn high_scale_modes_follow_one_another_without_a_lost_connection() {
         let mut one = Some(fleet.one.start_agent(&unset)?);
         let mut two = Some(fleet.two.start_agent(&unset)?);
         add_endpoints(fleet, &pods)?;
-        for mode in ["off", "decap-only", "full", "decap-only"] {
+        for mode in ["off", "decap-only", "full", "decap-only", "off"] {
             for (lab, agent) in [(fleet.one, &mut one), (fleet.two, &mut two)] {
                 stop(agent)?;
                 ensure!(
@@ -212,10 +332,14 @@ fn high_scale_modes_follow_one_another_without_a_lost_connection() {
                 *agent = Some(lab.start_agent(&options(mode))?);
                 ensure!(connects(&pods.web, to, SOON)?, "{mode}");
             }
-            let wrapped = fleet.one.counted(Reason::Wrapped)?;
-            ensure!(connects(&pods.web, to, SOON)?, "{mode}");
-            let now = fleet.one.counted(Reason::Wrapped)?;
-            assert_eq!(now > wrapped, mode == "full", "{mode}");
+            if mode == "full" {
+                eventually("packets are wrapped", SOON, || {
+                    ensure!(wraps(fleet, &pods, to)?, "not wrapped");
+                    Ok(())
+                })?;
+            } else {
+                assert!(!wraps(fleet, &pods, to)?, "{mode}");
+            }
         }
         // Without a mode, nothing is left of it.
         stop(&mut two)?;

@@ -68,7 +68,9 @@ impl State {
 
     fn identities_in_use(&self) -> IdentitiesInUse {
         let sets = self.label_sets();
-        let objects = self.numbers.objects();
+        // An agent that does not read all pods cannot say that none uses an object.
+        let sees_all = !self.config.pods.prunes();
+        let objects = self.numbers.objects().filter(|_| sees_all);
         let unused = objects.filter(|object| {
             object.source() == NumberSource::Agent && !sets.contains_key(&object.labels)
         });

@@ -12,6 +12,7 @@ mod firewall_names;
 mod firewall_nodes;
 mod firewall_vectors;
 mod full_policy_maps;
+mod high_scale;
 mod hold;
 mod holders;
 mod ingress;

@@ -2,16 +2,23 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use agent_core::datapath::{
-    attachment::Attachment,
-    plan::{Datapath as _, Step},
+use agent_core::{
+    datapath::{
+        attachment::Attachment,
+        plan::{Datapath as _, Step},
+    },
+    high_scale::{
+        blocks::Blocks,
+        objects::{HighScaleView, World},
+    },
 };
 use agent_datapath::{
     events::EventReader,
     routing,
-    tunnel::{Blocks, Tunnel, TunnelError, TunnelMode, TunnelSettings},
+    tunnel::{Tunnel, TunnelError, TunnelMode, TunnelSettings},
 };
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::kernel::node::udp_at;
@@ -20,6 +27,7 @@ use holdfast_e2e::kernel::{Kernel, attachment};
 use holdfast_e2e::packet::{Packet, udp};
 use holdfast_e2e::raw_frames::RawFrames;
 use holdfast_e2e::{Netns, eventually, until};
+use ipnet::Ipv4Net;
 use nix::net::if_::if_nametoindex;
 use shared_maps::event::Reason;
 use shared_maps::ipcache::IpcacheValue;
@@ -82,13 +90,18 @@ fn settings(mode: TunnelMode) -> TunnelSettings {
         mode,
         devices: vec!["eth0".to_owned()],
         port: DEFAULT_PORT,
-        outside: Some(Blocks::of([(Ipv4Addr::new(203, 0, 113, 0), 24)]).expect("a block")),
+        knows_pod_blocks: false,
     }
 }
 
 fn tunnel(k: &mut Kernel, mode: TunnelMode) -> Result<Tunnel> {
     let programs = k.datapath().programs().clone();
     let mut tunnel = Tunnel::new(programs, k.globals(), settings(mode))?;
+    let block: Ipv4Net = "203.0.113.0/24".parse()?;
+    tunnel.follow(HighScaleView {
+        world: World::Blocks(Arc::new(Blocks::of(&[block])?)),
+        nodes: Arc::default(),
+    })?;
     block_on(tunnel.refresh())??;
     Ok(tunnel)
 }
@@ -260,7 +273,7 @@ fn sum(bytes: &[u8]) -> u64 {
 fn transfer(from: &Netns, length: usize) -> Result<()> {
     let mut stream = from.enter(|| TcpStream::connect_timeout(&(POD2, 80).into(), SOON))??;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let bytes: Vec<u8> = (0..length).map(|at| (at * 31 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..length).map(|at| ((at * 31) >> 3) as u8).collect();
     stream.write_all(&bytes)?;
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut answer = [0; 8];

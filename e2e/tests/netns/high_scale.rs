@@ -280,10 +280,10 @@ fn high_scale_steps_are_not_left_out() {
         let unset = AgentOptions::default().flag("--enable-ipv6=false");
         let mut one = Some(fleet.one.start_agent(&unset)?);
         stop(&mut one)?;
-        let refused = refused(fleet.one, "full")?;
+        let error = refused(fleet.one, "full")?;
         ensure!(
-            refused.contains("this node was unset, and off comes before full"),
-            "{refused}"
+            error.contains("this node was unset, and off comes before full"),
+            "{error}"
         );
         one = Some(
             fleet
@@ -297,10 +297,10 @@ fn high_scale_steps_are_not_left_out() {
                 .start_agent(&options("full").flag("--high-scale-prune=true"))?,
         );
         stop(&mut one)?;
-        let refused = refused(fleet.one, "decap-only")?;
+        let error = refused(fleet.one, "decap-only")?;
         ensure!(
-            refused.contains("this node was pruned, and full comes before decap-only"),
-            "{refused}"
+            error.contains("this node was pruned, and full comes before decap-only"),
+            "{error}"
         );
         Ok(())
     });

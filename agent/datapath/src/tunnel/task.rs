@@ -60,7 +60,7 @@ impl Tunnel {
     }
 
     /// Takes what the objects say. The blocks go to the map before anything is wrapped by them.
-    fn follow(&mut self, objects: HighScaleView) -> Result<(), TunnelError> {
+    pub fn follow(&mut self, objects: HighScaleView) -> Result<(), TunnelError> {
         let is_full = self.settings.mode == TunnelMode::Full;
         let mut count = None;
         match &objects.world {

@@ -51,7 +51,7 @@ impl Pruned {
         config.high_scale = Some(TunnelMode::Full);
         config.pods = scope.clone();
         let rules = "- toCIDR: [192.0.2.0/24]\n";
-        let policy = document(&egress("block", "web", rules)?)?;
+        let policy = document(&egress("block", "web", rules))?;
         let node = Node::start(config, &[policy], &[web(None)])?;
         let of_scope = scope.clone();
         let documents = ClusterDocuments::new(["Pod"]);

@@ -92,6 +92,8 @@ mod tests {
         // A new node.
         assert!(check("full", false).is_ok());
         note(dir.path(), stage("off")).unwrap();
+        let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
+        assert_eq!(text.trim(), r#"{"version":1,"stage":"off"}"#);
         assert!(check("decap-only", false).is_ok() && check("unset", false).is_ok());
         let error = check("full", false).unwrap_err().to_string();
         for word in [

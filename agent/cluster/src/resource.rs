@@ -228,11 +228,14 @@ impl Resource {
 
     /// The role of the chart with the rights to read it, in words.
     pub(crate) fn role(&self) -> &'static str {
-        match self.absence == Absence::Numbers {
-            true => {
+        match self.kind {
+            "CiliumIdentity" => {
                 "the ClusterRole holdfast-identities-reader (chart value identities.mode=cluster)"
             }
-            false => "the agent's ClusterRole, as the chart has it",
+            "CiliumWorldCIDRs" => {
+                "the ClusterRole holdfast-high-scale-reader (chart value highScale.mode)"
+            }
+            _ => "the agent's ClusterRole, as the chart has it",
         }
     }
 

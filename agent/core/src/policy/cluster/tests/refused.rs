@@ -219,8 +219,7 @@ fn high_scale_blocks_outside_of_the_cluster() {
         ("cidrs:", "cidr:", "spec.cidr"),
         ("spec: {cidrs: [10.0.0.0/8, 8.8.8.0/24]}", "", "spec"),
     ] {
-        let text = WORLD.replace(from, to);
-        assert_eq!(refused(&text).field, field, "{}", &to[..to.len().min(60)]);
+        refused(WORLD, from, to, field);
     }
     for (cidrs, count) in [(list, 2), ("[]", 0), ("[10.0.0.0/8, 10.1.2.3/8]", 1)] {
         let Body::World(world) = read(&WORLD.replace(list, cidrs)).unwrap().body else {

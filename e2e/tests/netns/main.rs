@@ -36,6 +36,7 @@ mod full_maps;
 mod guide;
 mod ha_table;
 mod high_scale;
+mod high_scale_migration;
 mod identity_changes;
 mod idle_connections;
 mod ingress_rules;

@@ -22,15 +22,16 @@ const LIFE: Duration = Duration::from_secs(60);
 label! {
     /// A socket that the agent serves on.
     Listener = "listener" {
-        /// The gRPC socket of proxies (--sdp-socket of the agent).
+        /// The gRPC socket for holdfast-sdp (--sdp-socket).
         Sdp => "sdp",
-        /// The port of Cilium's proxies (--enable-standalone-dns-proxy of the agent).
+        /// The port of FQDNData, Cilium's gRPC service for DNS proxies
+        /// (--enable-standalone-dns-proxy).
         Fqdndata => "fqdndata",
-        /// The socket of commands, of the agent or of a proxy (--admin-socket).
+        /// The socket to which commands connect (--admin-socket).
         Admin => "admin",
-        /// The socket of the CNI plugin (--cni-socket of the agent).
+        /// The socket for the CNI plugin (--cni-socket).
         Cni => "cni",
-        /// The address of probes and Prometheus (--metrics-address).
+        /// The address for probes and Prometheus (--metrics-address).
         Metrics => "metrics",
     }
 }

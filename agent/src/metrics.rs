@@ -132,20 +132,21 @@ impl Sample {
         families! { out;
             /// 1, with the agent's version
             gauges agent["version"] = [(env!("CARGO_PKG_VERSION"), 1)];
-            /// 1 when policies and endpoints are listed and DNS rules are published to proxies
+            /// 1 after the agent has read all its sources of policies and endpoints, and has
+            /// published DNS rules for the proxies
             gauge agent_ready = scrape.ready;
             /// Endpoints (pods) of this node
             gauge endpoint = scrape.summary.endpoints;
-            /// Documents about endpoints that are not in force; `holdfast-agent status` says why
+            /// Endpoint documents that are not in force. `holdfast-agent status` gives the reasons
             gauge endpoint_unresolved = scrape.unresolved;
-            /// Host-side interfaces that are closed, because their endpoint is not found or not
-            /// under policy yet
+            /// Host-side interfaces that are closed, because the agent has not found their
+            /// endpoint, or the endpoint is not yet under policy
             gauge endpoint_closed_interfaces = scrape.closed_interfaces;
-            /// Endpoints whose pod has a further interface, which no policy is about;
+            /// Endpoints whose pod has a second interface, to which no policy applies.
             /// `holdfast-agent status` names the interface
             gauge endpoint_unguarded_interfaces = scrape.unguarded_pods;
-            /// Endpoints whose policy map has no room for their policy; `holdfast-agent status` says
-            /// what is closed to them
+            /// Endpoints whose policy map is too small for their policy. `holdfast-agent status`
+            /// lists what is closed to them
             gauge endpoint_full_policy_maps = scrape.summary.full_policy_maps;
         }
     }
@@ -156,19 +157,19 @@ impl Sample {
             /// Open connections to the agent's sockets, by socket
             gauges listener_connections[Listener::NAME] =
                 listeners.iter().map(|(of, open, _)| (of.text(), *open));
-            /// Connections that a socket of the agent refused, or closed to make room for another
-            /// one
+            /// Connections to the agent's sockets that the agent refused, or closed to make room
+            /// for another connection
             counters listener_rejected[Listener::NAME] =
                 listeners.iter().map(|(of, _, rejected)| (of.text(), *rejected));
         }?;
         if let Some(open) = self.scrape.open_descriptors {
             families! { out;
-                /// Descriptors (files, sockets, maps) that this process has open
+                /// File descriptors (files, sockets, maps) that this process has open
                 gauge open_descriptors = open;
             }?;
         }
         families! { out;
-            /// Descriptors that this process may have open
+            /// File descriptors that this process may have open
             gauge max_descriptors = self.scrape.max_descriptors;
         }
     }
@@ -180,24 +181,25 @@ impl Sample {
             OpenSetting::ExternalIps => summary.external_ips_refused,
         };
         families! { out;
-            /// 1 for a setting of this agent that opens a known gap
+            /// 1 for each setting of this agent whose value opens a known gap
             gauge_by open_setting = |setting| u8::from(is_open(setting));
             /// Policies in force
             gauge policy = summary.policies;
-            /// Pods that documents of the cluster describe
+            /// Pods that the documents about objects of the cluster describe
             gauge cluster_pods = summary.pods;
-            /// Services with an address that documents of the cluster describe
+            /// Services with an address that the documents about objects of the cluster describe
             gauge cluster_services = summary.services;
-            /// Services that are closed to an endpoint because policy treats their backends
-            /// differently; `holdfast-agent status` says which backend
+            /// Services that are closed to an endpoint, because policy treats their backends
+            /// differently. `holdfast-agent status` names a backend
             gauge cluster_services_mixed = summary.services_mixed;
-            /// Policy documents refused; the last good version of each stays in force. An
-            /// EgressFirewall without one closes its namespace
+            /// Policy documents that the agent refuses. The last good version of each stays in
+            /// force, if there is one. An EgressFirewall without a good version closes its
+            /// namespace
             gauge policy_refused = summary.policies_rejected;
-            /// Revision of the policy, raised by every change
+            /// Revision of the policy. Every change raises it
             gauge policy_max_revision = summary.revision;
-            /// Revision of the DNS rules last published to proxies; lower than policy_max_revision
-            /// while maps are written
+            /// Revision of the DNS rules that the agent sent to proxies last. While the agent
+            /// writes the maps, it is lower than holdfast_policy_max_revision
             gauge policy_published_revision = summary.published_revision;
         }
     }
@@ -209,13 +211,15 @@ impl Sample {
             of_kind.count()
         };
         families! { out;
-            /// Proxies connected now, by the stream they have open
+            /// Open streams of proxies, by kind of stream
             gauge_by proxy_streams = of_kind;
-            /// Revisions of DNS rules that a proxy refused
+            /// Revisions of DNS rules that proxies refused
             counter proxy_rules_refused = self.proxies.nacks();
-            /// Streams of proxies closed because they did not read what was sent
+            /// Streams that the agent closed, because the proxy did not read the messages that the
+            /// agent sent
             counter proxy_streams_closed_slow = self.proxies.closed_slow();
-            /// Snapshots not sent: larger than a proxy of that service can receive
+            /// Rule snapshots that the agent did not send, because they are larger than a proxy of
+            /// the FQDNData service can receive
             counter fqdndata_snapshots_too_large = self.proxies.oversized();
         }
     }
@@ -236,10 +240,10 @@ impl Sample {
             counters forward_count["reason"] = packets(passed, |c| c.packets);
             /// Bytes of packets of endpoints that passed, by reason
             counters forward_bytes["reason"] = packets(passed, |c| c.bytes);
-            /// Packets that passed although the datapath had no room for an event or a map entry,
-            /// or removed an older entry for a new one
+            /// Times that the datapath had no room for an event or a map entry, or removed an older
+            /// entry to make room, by reason. The packet itself passed
             counters datapath_troubles["reason"] = packets(Reason::is_trouble, |c| c.packets);
-            /// Files found damaged at the start and set aside
+            /// Files that the agent found damaged at its start and renamed to ….corrupt
             gauge restore_damaged_files = self.scrape.damaged;
         }
     }

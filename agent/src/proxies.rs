@@ -124,13 +124,13 @@ pub struct ProxyView {
 label! {
     /// Kind of a stream between the agent and a proxy, by its service.
     StreamKind = "kind" {
-        /// Native service: names and addresses.
+        /// Streams of holdfast-sdp with mappings of names to addresses.
         Mappings => "mappings",
-        /// Native service: DNS rules.
+        /// Streams to holdfast-sdp with DNS rules.
         Rules => "rules",
-        /// The proxy in this process.
+        /// The built-in proxy of this agent.
         Builtin => "builtin",
-        /// FQDNData, the service for Cilium's proxy.
+        /// Streams of FQDNData, Cilium's gRPC service for DNS proxies.
         FqdnData => "fqdndata",
     }
 }

@@ -43,7 +43,7 @@ const ROOM: u32 = 1 << 19;
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 mod engine;
-pub mod identity_feed;
+pub(crate) mod identity_feed;
 mod merge;
 pub(crate) mod pulse;
 mod shared;

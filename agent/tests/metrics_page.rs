@@ -31,13 +31,18 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from the programs themselves. -->
 
-Both programs serve Prometheus text (OpenMetrics) on `/metrics`: holdfast-sdp on 127.0.0.1:9961,
-holdfast-agent on 127.0.0.1:9962 (`--metrics-address` of each; `:PORT` of holdfast-sdp means all
-addresses of the node). A histogram has the endings `_bucket`, `_sum` and `_count`. Labels have only
-the listed values, never DNS names or addresses. Values that are not listed: `name` of a proxy,
-`version` of a program, and `kind` of an object of the cluster.
+Each program serves its metrics as OpenMetrics text on the path `/metrics`, at the address of the
+flag `--metrics-address`. The default is 127.0.0.1:9961 for holdfast-sdp and 127.0.0.1:9962 for
+holdfast-agent. The value `:PORT` means all addresses of the node.
 
-[Troubleshooting](troubleshooting.md) lists metrics by symptom, [Operating](operating.md) the alerts.
+A histogram has three series, with the endings `_bucket`, `_sum` and `_count`. The lists below the
+tables have all values of the labels, with three exceptions: `name` (of a proxy), `version` (of a
+program) and `kind` (of an object of the cluster). No label contains a DNS name or an address.
+
+The [glossary](glossary.md) explains terms such as mapping, lease and pair. An address is *open* if
+policy lets a pod reach it. *FQDNData* is the [gRPC service](grpc.md#standalonednsproxyfqdndata) of
+Cilium's agents, which holdfast-agent can offer too. [Troubleshooting](troubleshooting.md) lists metrics by symptom, and
+[Operating](operating.md#alerts) lists the alerts.
 ";
 
 /// One metric in the form of a scrape.
@@ -222,7 +227,11 @@ fn table(out: &mut String, families: &[Family]) {
     }
     for (label, values, of) in documented {
         let names: Vec<_> = of.iter().map(|f| format!("`{}`", f.exposed())).collect();
-        let _ = writeln!(out, "\n`{label}` of {}:\n", names.join(" and "));
+        let _ = writeln!(
+            out,
+            "\nValues of the label `{label}` of {}:\n",
+            names.join(" and ")
+        );
         for value in values {
             let meaning = meaning(of[0], label, value)
                 .unwrap_or_else(|| panic!("what does {label}={value:?} of {} mean?", of[0].name));
@@ -237,12 +246,16 @@ fn page() -> String {
     table(&mut out, &sdp());
     out.push_str(
         "\n## holdfast-agent\n\nWhile its built-in proxy runs, the agent also has the \
-         `holdfast_dns_…` and\n`holdfast_proxy_…` metrics above, with the results of queries and answers.\n\n",
+         `holdfast_dns_…` and\n`holdfast_proxy_…` metrics above, with the same labels.\n\n",
     );
     table(&mut out, &agent());
-    out.push_str("\n## holdfast-agent relay\n\nOn 127.0.0.1:9972.\n\n");
+    out.push_str(
+        "\n## holdfast-agent relay\n\nThe relay serves its metrics on 127.0.0.1:9972.\n\n",
+    );
     table(&mut out, &relay());
-    out.push_str("\n## holdfast-agent netpol run\n\nOn 127.0.0.1:9963.\n\n");
+    out.push_str(
+        "\n## holdfast-agent netpol run\n\n`netpol run` serves its metrics on 127.0.0.1:9963.\n\n",
+    );
     table(&mut out, &netpol());
     out
 }

@@ -13,11 +13,7 @@ removed() {
     for name in $3; do
         rm -f "/etc/holdfast/$name" "/etc/holdfast/$name.new" "/var/lib/holdfast/settings/$name"
     done
-    # What is mounted there is not the package's, also if it is a directory of the same file system.
-    for dir in $4; do
-        ! grep -qs "^[^ ]* [^ ]* [^ ]* [^ ]* $dir[/ ]" /proc/self/mountinfo || continue
-        rm -rf --preserve-root=all --one-file-system "$dir" || true
-    done
+    delete $4
     for dir in /etc/holdfast /var/lib/holdfast/settings /var/lib/holdfast /run/holdfast; do
         rmdir "$dir" 2> /dev/null || true
     done

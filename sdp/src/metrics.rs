@@ -77,7 +77,7 @@ impl Levels {
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ]);
         families! { out;
-            /// The proxy that answered this scrape.
+            /// Name and version of the proxy that answered this scrape.
             metric sdp = &program;
         }
     }
@@ -85,17 +85,19 @@ impl Levels {
     fn agent(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let link = self.shared.agent.link.stats();
         families! { out;
-            /// Failed attempts to connect to an agent, for each of its addresses.
+            /// Failed attempts to connect to an agent. If the agent has several addresses, each of
+            /// them counts.
             counter agent_connection_errors = link.connection_errors.get();
-            /// Sessions with an agent; more than one means that a session was lost.
+            /// Sessions with an agent since the start. More than one means that a session was lost.
             counter agent_sessions = link.sessions.get();
-            /// Revisions of DNS rules from the agent that were put in force.
+            /// Revisions of DNS rules from the agent that came into force.
             counter dns_rules_applied = link.rules_applied.get();
-            /// Revisions of DNS rules from the agent that were refused; the ones before stay in
-            /// force. With FQDNData also revisions with rows that allow nothing.
+            /// Revisions of DNS rules from the agent that the proxy refused. The previous revision
+            /// stays in force. With FQDNData, revisions with rows that allow nothing count too.
             counter retrieve_dns_rules_errors = link.rules_refused.get();
-            /// Rows of Cilium's rules that were skipped: for another transport than UDP and TCP
-            /// (protocol ANY includes SCTP), or malformed; counted when their number changes.
+            /// Rows of Cilium's rules that the proxy skipped, because they are malformed or for a
+            /// transport other than UDP and TCP (protocol ANY includes SCTP). They are counted when
+            /// their number changes.
             counter rule_rows_skipped = link.rows_skipped.get();
         }
     }
@@ -104,36 +106,39 @@ impl Levels {
         let sink = self.shared.agent.sink.stats();
         let reports = self.shared.agent.reports.stats();
         families! { out;
-            /// Answers released at once because the agent had given a lease for each address, or a
-            /// Cilium agent had acknowledged it; the same answer again within 250 ms is not
-            /// counted.
+            /// Answers released at once, because the agent had given a lease for each address, or a
+            /// Cilium agent had acknowledged each address. If the same answer is repeated within
+            /// 250 ms, it is not counted again.
             counter mapping_leased = sink.leased.get();
             /// Answers that waited until the agent had opened their addresses.
             counter mapping_held = sink.held.get();
-            /// Answers released without an agent; their addresses open when it is back.
+            /// Answers released while no agent was connected. Their addresses open when the agent
+            /// is back.
             counter mapping_agent_away = sink.agent_away.get();
-            /// Answers released without waiting for an agent that was late three times in a row;
-            /// results that the proxy had no CPU to read do not count as late.
+            /// Answers released without waiting, because the agent had been late three times in a
+            /// row. If the proxy had no CPU time to read a result, the result does not count as
+            /// late.
             counter mapping_agent_hung = sink.agent_hung.get();
-            /// Answers released before their addresses were open because too many of their pod
-            /// waited for the agent.
+            /// Answers released before their addresses were open, because too many answers of the
+            /// same pod waited for the agent.
             counter mapping_queue_full = sink.queue_full.get();
-            /// Answers for which the agent took longer than the response max delay: released, their
-            /// addresses open a moment later.
+            /// Answers released before their addresses were open, because the agent took longer
+            /// than the response max delay. The addresses open a moment later.
             counter mapping_late = sink.late.get();
             /// Mappings whose addresses the agent has opened.
             counter mapping_realised = sink.realised.get();
-            /// Mappings that the agent refused, could not realise or, with FQDNData, did not answer
-            /// within 5 s.
+            /// Mappings that the agent refused or could not realise. With FQDNData, mappings that
+            /// the agent did not answer within 5 s count too.
             counter fqdn_mapping_sync_errors = sink.refused.get();
-            /// Mappings sent again to an agent that came back.
+            /// Mappings that the proxy sent again after an agent came back.
             counter mapping_replayed = sink.replayed.get();
             /// Leases that the agent revoked.
             counter mapping_revocations = sink.revocations.get();
-            /// Queries, answers and failures reported to a Cilium agent for its log and metrics.
+            /// Reports of queries, answers and failures that the proxy sent to a Cilium agent for
+            /// its log and metrics.
             counter agent_notices = reports.sent.get();
-            /// Reports dropped because too many waited for the agent, or because too many came
-            /// within a second.
+            /// Reports to a Cilium agent that the proxy dropped, because too many waited for the
+            /// agent, or because too many came within a second.
             counter agent_notices_dropped = reports.dropped.get();
         }
     }
@@ -142,21 +147,25 @@ impl Levels {
         let journal = self.shared.agent.journal.stats();
         let log = &self.shared.logs.query_stats;
         families! { out;
-            /// Journals of ended proxies that were adopted.
+            /// Journals of ended proxies that this proxy adopted.
             counter journal_adopted_files = journal.adopted_files.get();
             /// Pairs of name and address in adopted journals.
             counter journal_adopted_pairs = journal.adopted_pairs.get();
-            /// Journals with an incomplete last record: their proxy was killed during a write.
+            /// Adopted journals with an incomplete last record, because their proxy was killed
+            /// during a write.
             counter journal_torn_files = journal.torn.get();
-            /// Journals set aside because they could not be read.
+            /// Journals that the proxy could not read and renamed to ….corrupt.
             counter journal_damaged_files = journal.damaged.get();
-            /// Operations on journals that failed: a full disk, a directory that cannot be written.
+            /// Operations on journals that failed, for example because the disk was full or the
+            /// directory not writable.
             counter journal_errors = journal.errors.get();
-            /// Pairs not written to the journal because too many of their pod waited for the disk.
+            /// Pairs of name and address that were not written to the journal, because too many
+            /// pairs of the same pod waited for the disk.
             counter journal_skipped = journal.skipped.get();
             /// Lines written to the query log.
             counter query_log_lines = log.lines.get();
-            /// Lines missing in the query log: it could not be written, or not fast enough.
+            /// Lines that are missing in the query log, because the proxy could not write it, or
+            /// not fast enough.
             counter query_log_dropped = log.dropped.get();
             /// Failed attempts to write or open the query log.
             counter query_log_errors = log.errors.get();
@@ -166,14 +175,14 @@ impl Levels {
     fn readiness(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let shared = &self.shared;
         families! { out;
-            /// 1 when the proxy can serve; otherwise /readyz lists the missing parts
+            /// 1 while the proxy can serve. Otherwise /readyz lists the missing parts
             gauge sdp_ready = shared.ready.is_ready();
             /// 1 while a session with an agent is up
             gauge agent_connected = shared.agent.link.status().connection.is_some();
-            /// 1 while answers do not wait for the agent because it did not answer three times in a
-            /// row
+            /// 1 while answers do not wait for the agent, because the agent did not answer three
+            /// mappings in a row
             gauge agent_hung = shared.agent.sink.status().agent_hung;
-            /// Endpoints that have DNS rules; queries of all others are refused
+            /// Endpoints that have DNS rules. The proxy refuses the queries of all other endpoints
             gauge dns_rule_endpoints = shared.policy.load().len();
         }
     }
@@ -182,22 +191,22 @@ impl Levels {
         let of = &self.shared.connections;
         let listeners = || [("admin", &of.admin), ("metrics", &of.metrics)].into_iter();
         families! { out;
-            /// Open connections to the sockets for people and probes, by socket
+            /// Open connections to the proxy's sockets for commands, probes and scrapes, by socket
             gauges listener_connections["listener"] =
                 listeners().map(|(name, counts)| (name, counts.open()));
-            /// Connections that a socket for people and probes refused, or closed to make room for
-            /// another one
+            /// Connections to these sockets that the proxy refused, or closed to make room for
+            /// another connection
             counters listener_rejected["listener"] =
                 listeners().map(|(name, counts)| (name, counts.rejected()));
         }?;
         if let Ok(open) = Descriptors::open() {
             families! { out;
-                /// Descriptors (files, sockets, maps) that this process has open
+                /// File descriptors (files, sockets, maps) that this process has open
                 gauge open_descriptors = open;
             }?;
         }
         families! { out;
-            /// Descriptors that this process may have open
+            /// File descriptors that this process may have open
             gauge max_descriptors = Descriptors::now().limit();
         }
     }
@@ -205,7 +214,7 @@ impl Levels {
     fn mappings(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let sink = self.shared.agent.sink.status();
         families! { out;
-            /// Pairs of name and address kept until the agent is back
+            /// Pairs of name and address that the proxy keeps until the agent is back
             gauge mapping_kept = sink.kept;
             /// Pairs of name and address under a lease of the agent
             gauge mapping_leases = sink.leases;
@@ -228,19 +237,20 @@ impl Levels {
                 .count()
         };
         families! { out;
-            /// Pairs of name and address that no agent has made durable
+            /// Pairs of name and address in the journal, because no agent has made them durable
             gauge journal_pairs = journal.pairs;
             /// Length of the journal
             gauge journal_bytes = journal.bytes;
-            /// 1 while the journal cannot be written: pairs are lost if this proxy is killed
+            /// 1 while the proxy cannot write its journal. If the proxy is killed while the agent
+            /// is down, pairs are lost
             gauge journal_memory_only = journal.memory_only.is_some();
-            /// Files of endpoints that could not be read at the start
+            /// Endpoint files (ep_config.json) that the proxy could not read when it started
             gauge damaged_files = damaged();
-            /// Pairs of name and address dropped because too many were kept, from the pod with most
-            /// of them
+            /// Kept pairs of name and address that the proxy dropped because it kept too many. It
+            /// drops pairs of the pod that has most of them
             counter mapping_dropped = shared.agent.sink.status().dropped;
-            /// Pairs of name and address not in the journal because it held too many, or too many
-            /// waited for the disk
+            /// Pairs of name and address that are missing in the journal, because it had too many
+            /// pairs, or because too many waited for the disk
             counter journal_dropped = journal.dropped;
         }
     }

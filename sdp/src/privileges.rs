@@ -134,7 +134,7 @@ impl Privileges {
         let files = match self.files {
             None => "not restricted",
             Some(true) => "only its own files",
-            Some(false) => "all files (this kernel has no Landlock)",
+            Some(false) => "all files (this kernel cannot restrict them: no Landlock)",
         };
         let calls = if self.calls { "filtered" } else { "all" };
         format!(

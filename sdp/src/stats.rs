@@ -144,49 +144,51 @@ impl Collector for Stats {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Families(&mut encoder);
         families! { out;
-            /// Queries of clients by result; a query that could not be forwarded counts as
-            /// forwarded and again as shed or upstream_error.
+            /// Queries of clients, by result. A query that the proxy tried to forward without
+            /// success counts twice: as forwarded, and as shed or upstream_error.
             counter_by dns_queries = |result| self.queries.get(result);
-            /// Messages of DNS servers by result; one that answers several equal queries counts
-            /// once for each.
+            /// Messages of DNS servers, by result. A message that answers several equal queries
+            /// counts once for each query.
             counter_by dns_answers = |result| self.answers.get(result);
-            /// Queries of clients by transport.
+            /// Queries of clients, by transport protocol.
             counter_by dns_transport_queries = |protocol| self.transports.get(protocol);
             /// Sockets to DNS servers that did not get the source address or port of transparent
-            /// mode, by reason; for the reason no_return_path, queries are counted in place of
-            /// sockets.
+            /// mode, by reason. The reason no_return_path counts queries instead of sockets.
             counter_by dns_transparent_fallbacks = |fallback| self.fallbacks.get(fallback);
-            /// Queries that their DNS server did not answer within 10 s; the client got nothing.
+            /// Queries that their DNS server did not answer within 10 s. Their clients got no
+            /// answer.
             counter dns_upstream_timeouts = self.upstream_timeouts.get();
-            /// Queries not forwarded because the same query of the same pod was in flight; they got
-            /// its answer, too.
+            /// Queries that the proxy did not forward because the same query of the same pod was in
+            /// flight. They got the answer of that query.
             counter dns_joined = self.joined.get();
-            /// Addresses beyond the first 1,024 of an answer: not learned, so the pod got addresses
-            /// that are not open.
+            /// Addresses beyond the first 1,024 of an answer. The pod got these addresses, but they
+            /// are not learned and not open.
             counter dns_addresses_left_out = self.addresses_left_out.get();
-            /// Queries lost before the proxy saw them: the kernel dropped them because the receive
+            /// Queries that the kernel dropped before the proxy received them, because the receive
             /// queue was full.
             counter dns_receive_overflow = self.receive_overflow.get();
-            /// Queries that wait for their DNS server now.
+            /// Queries that are waiting for their DNS server.
             gauge dns_in_flight = self.in_flight.get();
-            /// Answers that wait now until the agent has opened their addresses.
+            /// Answers that are waiting until the agent has opened their addresses.
             gauge dns_held = self.held.get();
-            /// TCP connections of clients, now.
+            /// Open TCP connections of clients.
             gauge dns_tcp_connections = self.tcp_connections.get();
-            /// TCP connections of clients closed at once because the pod had its share of all
-            /// connections, or because they were made to the proxy itself or to a loopback address.
+            /// TCP connections of clients that the proxy closed at once, because the pod had used
+            /// up its share of all connections, or because their destination was the proxy itself
+            /// or a loopback address.
             counter dns_tcp_refused = self.tcp_refused.get();
-            /// Memory for queries and answers that wait on TCP connections, beyond 16 KiB each,
-            /// now.
+            /// Memory that waiting queries and answers use on TCP connections, without the first 16
+            /// KiB of each connection.
             gauge dns_tcp_buffers_bytes = self.tcp_bytes.get();
-            /// TCP connections of clients closed because the pod used its share of that memory: it
-            /// does not read its answers, or its servers do not read its queries.
+            /// TCP connections of clients that the proxy closed because the pod had used up its
+            /// share of the memory in holdfast_dns_tcp_buffers_bytes: the pod does not read its
+            /// answers, or its servers do not read its queries.
             counter dns_tcp_overdrawn = self.tcp_overdrawn.get();
-            /// TCP connections to DNS servers, now, with those that wait for the next query.
+            /// Open TCP connections to DNS servers, including idle ones.
             gauge dns_tcp_server_connections = self.server_connections.get();
             /// TCP connections to DNS servers that the proxy began to open.
             counter dns_tcp_server_connections_made = self.server_connections_made.get();
-            /// How long the stages of a query take; names and labels as Cilium has them.
+            /// Duration of the stages of a query. Name and labels are the same as in Cilium.
             durations proxy_upstream_reply_seconds = &self.stages;
         }
     }

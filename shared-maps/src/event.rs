@@ -28,15 +28,15 @@ crate::words! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Reason {
         // Passed.
-        /// Policy allows it.
+        /// Policy allows the packet.
         Allowed = 0 => "allowed",
-        /// A reply to a known connection, or an ICMP error about one.
+        /// The packet is a reply in a known connection, or an ICMP error about a known connection.
         Reply = 1 => "reply",
-        /// A DNS query, redirected to the proxy.
+        /// The packet is a DNS query, and was redirected to the proxy.
         Redirected = 2 => "redirected",
-        /// Neighbour discovery, ARP or MLD.
+        /// The packet is neighbour discovery, ARP or MLD.
         LinkLocal = 3 => "link_local",
-        /// A DNS server's answer to a query that a proxy sent from the pod's address.
+        /// The packet is a DNS server's answer to a query that a proxy sent from the pod's address.
         Returned = 4 => "returned",
         /// A packet to a pod of another node, sent with the sender's identity (--high-scale-ipcache full).
         Wrapped = 5 => "wrapped",
@@ -49,51 +49,54 @@ crate::words! {
         /// node unwraps packets (--high-scale-ipcache): the other node does not wrap them.
         Plain = 8 => "plain",
         // Dropped.
-        /// No policy entry allows it.
+        /// No policy entry allows the packet.
         PolicyDenied = 16 => "policy_denied",
-        /// A policy entry denies it.
+        /// A policy entry denies the packet.
         PolicyDeny = 17 => "policy_deny",
         /// The source address is not the endpoint's own.
         SpoofedSource = 18 => "spoofed_source",
-        /// Headers are malformed, or longer than can be read.
+        /// The headers are malformed, or longer than the program can read.
         Malformed = 19 => "malformed",
-        /// A fragment whose first fragment was not seen.
+        /// The packet is a later fragment, and the program did not see the first fragment of its
+        /// datagram.
         FragmentUnknown = 20 => "fragment_unknown",
-        /// From a pod to 127.0.0.0/8 or ::1.
+        /// The packet is from a pod to 127.0.0.0/8 or ::1.
         Loopback = 21 => "loopback",
-        /// Neither IP nor ARP.
+        /// The packet is neither IP nor ARP, or has a VLAN tag.
         UnknownProtocol = 22 => "unknown_protocol",
-        /// A packet that looks like an answer of the proxy, but was not sent by it.
+        /// The packet looks like an answer of the proxy, but the proxy did not send it.
         ForgedAnswer = 23 => "forged_answer",
-        /// A DNS query whose redirect entry could not be written.
+        /// The packet is a DNS query, and the program could not write the redirect entry for it.
         RedirectFull = 24 => "redirect_full",
-        /// A packet to the DNS proxy beyond its endpoint's quota per second (--endpoint-dns-quota).
+        /// The packet is for the DNS proxy, and exceeds the endpoint's quota per second
+        /// (--endpoint-dns-quota).
         OverQuota = 25 => "over_quota",
-        /// An IPv6 neighbour message to an address that is not on the pod's link, or a list of groups (MLD
-        /// report) that a neighbour on the pod's bridge sends to all machines.
+        /// The packet is an IPv6 neighbour message for an address that is not on the pod's link, or
+        /// an MLD report that a neighbour on the pod's bridge sent to all machines.
         NotOnLink = 26 => "not_on_link",
-        /// The interface leads to a pod of an endpoint document, and the agent has not found the endpoint
-        /// yet: `holdfast-agent status` says why.
+        /// The interface leads to a pod of an endpoint document, but the agent has not found the
+        /// endpoint yet. `holdfast-agent status` gives the reason.
         NoEndpoint = 27 => "no_endpoint",
-        /// A packet of a pod to the port of the tunnel between nodes, which only nodes may send to.
+        /// The packet is from a pod to the port of the tunnel between nodes. Only nodes may send to it.
         TunnelPort = 28 => "tunnel_port",
-        /// A packet of the tunnel between nodes that no node sends: without an identity or with one that
-        /// means nothing here, with other addresses inside than outside, from an address outside of the
-        /// cluster or of this node, or in fragments.
+        /// The packet is of the tunnel between nodes, and no node sends such a packet: it has no identity or
+        /// one that means nothing here, other addresses inside than outside, a source outside of the
+        /// cluster or of this node, or it is a fragment.
         TunnelForged = 29 => "tunnel_forged",
-        /// A frame of the pod whose source MAC is not the pod's.
+        /// The frame is from a pod, but its source MAC is not the pod's.
         SourceMac = 30 => "source_mac",
-        /// A packet to a pod for an address that the pod does not have, or a pod's packet for one machine
-        /// in a frame for all machines of a bridge. A few are normal: a bridge sends frames for a MAC that
-        /// it has not learned to every port.
+        /// The packet is to a pod, but the pod does not have the destination address. Or it is from
+        /// a pod and for one machine, but in a frame for all machines of a bridge. A few such
+        /// packets are normal: a bridge sends a frame to every port if it has not learned the
+        /// destination MAC.
         Misaddressed = 31 => "misaddressed",
         // Failures and evictions.
-        /// An event found no room in the ring buffer: `observe` misses it.
+        /// The ring buffer had no room for an event, so `observe` does not show it.
         EventLost = 32 => "event_lost",
-        /// A connection found no room in the conntrack map.
+        /// The conntrack map had no room for a connection.
         ConntrackFull = 33 => "conntrack_full",
-        /// An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS servers: a
-        /// newer entry displaced its oldest one.
+        /// An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS
+        /// servers. The program removed the endpoint's oldest entry for a new one.
         Displaced = 34 => "displaced",
         // Dropped too: the numbers from 16 to 31 are in use.
         /// A packet to a pod of another node that is too long to be wrapped. An ICMP error gives the pod

@@ -3,7 +3,7 @@
 //! ```text
 //!  bpf/ (kernel) ──► shared-maps ◄── agent (reads and writes)
 //!                         ▲
-//!                         └──────── sdp (reads lxc and ipcache)
+//!                         └──────── sdp (reads lxc and ipcache, writes its steering slots)
 //! ```
 //!
 //! Every key and value is `repr(C)` with explicit padding. It has no `bool`, enum or `Option`.

@@ -1,7 +1,7 @@
 //! The 32-bit packet mark.
 //!
-//! Bits 31..16 carry the low 16 bits of an identity (or a proxy port), bits
-//! 11..8 the magic, bits 7..0 bits 23..16 of an identity. The scope byte of
+//! Bits 31..16 carry the low 16 bits of an identity, or a proxy port. Bits
+//! 11..8 carry the magic. Bits 7..0 carry bits 23..16 of the identity. The scope byte of
 //! an identity does not fit: a node-local CIDR/FQDN identity must never be
 //! put into a mark.
 

@@ -2,12 +2,11 @@
 
 use anyhow::Result;
 
-use crate::process;
+use crate::{process, workspace};
 
 /// Writes them; the same tests fail if they are out of date.
 pub(crate) fn write() -> Result<()> {
-    let tests = ["--test", "metrics_page", "--test", "command_line_files"];
-    let mut test = process::command("cargo", &["test", "--locked", "-p", "holdfast-agent-lib"]);
-    test.args(tests).env("HOLDFAST_BLESS", "1");
+    let mut test = workspace::test(&["metrics_page", "command_line_files"]);
+    test.env("HOLDFAST_BLESS", "1");
     process::run(test)
 }

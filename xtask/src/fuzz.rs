@@ -70,7 +70,7 @@ fn corpus(name: &str) -> std::path::PathBuf {
 
 fn cargo_fuzz(verb: &str) -> std::process::Command {
     let mut fuzz = process::command("rustup", &["run", "nightly", "cargo", "fuzz", verb]);
-    // No address sanitizer: what is fuzzed has no unsafe code, and it doubles the build.
+    // No address sanitizer: the fuzzed code is not unsafe, and the sanitizer would double the build time.
     fuzz.args(["--fuzz-dir", "fuzz", "--features", "libfuzzer"])
         .args(["--sanitizer", "none"])
         .current_dir(repository::root())

@@ -51,7 +51,7 @@ impl Programs {
 }
 
 /// Every wait of a test is so many times longer in a guest. Nothing else is looser there.
-const TIME_FACTOR: u32 = 6;
+pub(crate) const TIME_FACTOR: u32 = 6;
 
 /// A kernel that Debian has, by its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use anyhow::{Context as _, Result, bail};
+use parking_lot::Mutex;
 
 use crate::{process, progress::step};
 
@@ -202,6 +203,9 @@ pub(super) const BENCH: &[Package] = &[Package {
     why: "a forwarder to compare with, in `bench dns`",
 }];
 
+/// apt waits for no other apt.
+static INSTALLING: Mutex<()> = Mutex::new(());
+
 /// Installs those of `packages` that are missing.
 pub(super) fn install(packages: &[Package]) -> Result<()> {
     let missing: Vec<&Package> = packages
@@ -230,6 +234,7 @@ pub(crate) fn newest(packages: &[&Package]) -> Result<()> {
         );
     }
     process::require_root("installing packages")?;
+    let _one_at_a_time = INSTALLING.lock();
     for package in packages {
         step(&format!("install {}", package.name), package.why);
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: the tiers, one after another, and one line that sums them up.
+//! `cargo xtask test`: the tiers, and one line that sums them up.
 
 mod guests;
 mod packages;
@@ -37,63 +37,44 @@ const HOSTILE: &str = "hostile::";
 const PREVIOUS_SDP: &str = "HOLDFAST_PREVIOUS_SDP";
 const PREVIOUS_AGENT: &str = "HOLDFAST_PREVIOUS_AGENT";
 
+/// What `cargo xtask test` runs, step by step: the lists of a step at the same time, and the tiers of a list one
+/// after another. Tests of the last step wait for other programs most of the time.
+const ALL: &[&[&[Tier]]] = &[
+    &[&[Tier::Unit]],
+    &[&[Tier::Kernel]],
+    &[&[Tier::Netns]],
+    &[&[Tier::Image, Tier::Packages], &[Tier::Cri, Tier::Guest]],
+];
+
 /// Runs `tier`, or unit, kernel, netns, image, packages, cri and guest, and prints the sum.
 pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kernel>) -> Result<()> {
     if kernel.is_some() && tier != Some(Tier::Kernels) {
         bail!("--kernel needs --tier kernels: the other tiers run on this machine's kernel");
     }
-    let tiers = match tier {
-        Some(tier) => vec![tier],
-        None => vec![
-            Tier::Unit,
-            Tier::Kernel,
-            Tier::Netns,
-            Tier::Image,
-            Tier::Packages,
-            Tier::Cri,
-            Tier::Guest,
-        ],
+    let alone = tier.map(|tier| [tier]);
+    let steps: Vec<Vec<&[Tier]>> = match &alone {
+        Some(tier) => vec![vec![tier]],
+        None => ALL.iter().map(|step| step.to_vec()).collect(),
     };
-    if tiers.iter().any(|tier| *tier != Tier::Unit) {
+    if tier != Some(Tier::Unit) {
         process::require_root("every tier but `unit`")?;
         setup::lab()?;
     }
     let mut total = Tally::default();
     let mut lines = Vec::new();
-    for tier in tiers {
-        let start = Instant::now();
-        let tally = match tier {
-            Tier::Unit => unit(filter)?,
-            Tier::Kernel | Tier::Netns | Tier::Hostile => e2e(tier, filter)?,
-            Tier::Image => images()?,
-            Tier::Packages => {
-                heading("packages");
-                packages::run()?
-            }
-            Tier::Cri => {
-                setup::cri()?;
-                e2e(tier, filter)?
-            }
-            Tier::Guest => {
-                heading("guest");
-                guests::smoke()?
-            }
-            Tier::Kernels => {
-                heading("kernels");
-                guests::run(filter, kernel)?
-            }
-            Tier::Nightly => {
-                setup::nightly()?;
-                let mut tally = fuzzers()?;
-                tally.add(&e2e(tier, filter)?);
-                tally
-            }
+    for step in steps {
+        let in_turn = |tiers: &&[Tier]| -> Result<Vec<_>> {
+            let timed = tiers.iter().map(|tier| {
+                let start = Instant::now();
+                let tally = one(*tier, filter, kernel)?;
+                Ok((*tier, tally, start.elapsed().as_secs()))
+            });
+            timed.collect()
         };
-        lines.push(format!(
-            "{tier:<7?} {tally} in {} s",
-            start.elapsed().as_secs()
-        ));
-        total.add(&tally);
+        for (tier, tally, seconds) in at_once(&step, in_turn)?.iter().flatten() {
+            lines.push(format!("{tier:<7?} {tally} in {seconds} s"));
+            total.add(tally);
+        }
     }
     println!("\ntier");
     for line in lines {
@@ -115,6 +96,52 @@ pub(crate) fn run(tier: Option<Tier>, filter: Option<&str>, kernel: Option<Kerne
         );
     }
     Ok(())
+}
+
+fn one(tier: Tier, filter: Option<&str>, kernel: Option<Kernel>) -> Result<Tally> {
+    match tier {
+        Tier::Unit => unit(filter),
+        Tier::Kernel | Tier::Netns | Tier::Hostile => e2e(tier, filter),
+        Tier::Image => images(),
+        Tier::Packages => {
+            heading("packages");
+            packages::run()
+        }
+        Tier::Cri => {
+            setup::cri()?;
+            e2e(tier, filter)
+        }
+        Tier::Guest => {
+            heading("guest");
+            guests::smoke()
+        }
+        Tier::Kernels => {
+            heading("kernels");
+            guests::run(filter, kernel)
+        }
+        Tier::Nightly => {
+            setup::nightly()?;
+            let mut tally = fuzzers()?;
+            tally.add(&e2e(tier, filter)?);
+            Ok(tally)
+        }
+    }
+}
+
+/// Results of `work` for each item, all at the same time.
+fn at_once<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    thread::scope(|scope| {
+        let work = &work;
+        let begun: Vec<_> = items
+            .iter()
+            .map(|item| scope.spawn(move || work(item)))
+            .collect();
+        let ended = begun.into_iter().map(|thread| {
+            let ended = thread.join();
+            ended.map_err(|_| anyhow!("a thread panicked"))?
+        });
+        ended.collect()
+    })
 }
 
 /// Tests of the default members.
@@ -243,14 +270,12 @@ fn in_lanes(lanes: usize, jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
             tally.add(&observe(&job.name, job.command, output, Some(limit))?);
         }
     };
-    thread::scope(|scope| {
-        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
-        let mut total = Tally::default();
-        for lane in lanes {
-            total.add(&lane.join().map_err(|_| anyhow!("a lane panicked"))??);
-        }
-        Ok(total)
-    })
+    let mut total = Tally::default();
+    let lanes: Vec<usize> = (0..lanes).collect();
+    for tally in at_once(&lanes, |_| lane())? {
+        total.add(&tally);
+    }
+    Ok(total)
 }
 
 fn heading(tier: &str) {

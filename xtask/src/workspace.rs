@@ -70,6 +70,14 @@ pub(crate) fn build() -> Command {
     command
 }
 
+/// The command that runs these test programs of that build.
+pub(crate) fn test(programs: &[&str]) -> Command {
+    let test = ["test", "--locked", "--workspace", "--exclude", BPF];
+    let mut command = process::command("cargo", &test);
+    command.args(programs.iter().flat_map(|program| ["--test", program]));
+    command
+}
+
 /// Files that git knows or would add, relative to the root.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let list = process::output(process::command(

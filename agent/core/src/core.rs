@@ -14,10 +14,10 @@
 //! `flush` at the end of the event plans the writes of these entries. Two events have an earlier flush
 //! too: the one that makes all sources complete (the sync), and the end of the grace after a restart.
 //!
-//! By subject: `mappings` takes answers, `resolved` and `clean` hold names; `changes` takes policy,
-//! `endpoints`, `pods` and `services` the rest of the cluster; `identities` gives numbers to labels;
-//! `flush` plans, `restore` begins with what an earlier run left, `reconcile` compares; `view` and
-//! `why` explain.
+//! By subject: `mappings` takes answers, `resolved` has the names of EgressFirewalls, `clean` removes names
+//! on request; `changes` takes policy, `endpoints`, `pods` and `services` the rest of the cluster;
+//! `identities` gives numbers to labels; `flush` plans, `restore` begins with what an earlier run left,
+//! `reconcile` compares; `view` and `why` explain.
 
 use std::collections::BTreeSet;
 
@@ -338,11 +338,16 @@ impl State {
             }
         }
         for (index, error) in failures {
-            let id = plan.steps.get(*index).and_then(of);
+            let step = plan.steps.get(*index);
+            let id = step.and_then(of);
             if let Some(endpoint) = id.and_then(|id| self.endpoints.get_mut(id)) {
-                endpoint.unplaced.get_or_insert_with(|| {
-                    format!("{error}: without it nothing restricts this endpoint")
-                });
+                let effect = match step {
+                    Some(Step::SetLxc(..)) => "the proxies refuse the DNS queries of this endpoint",
+                    _ => "nothing restricts this endpoint",
+                };
+                endpoint
+                    .unplaced
+                    .get_or_insert_with(|| format!("{error}: without it {effect}"));
             }
         }
     }

@@ -96,7 +96,8 @@ pub trait Gate: Send {
     fn is_under_policy(&self, ifindex: u32) -> bool;
 }
 
-/// Hash of the key of an endpoint document: a name of a BPF file system has no dots.
+/// Hash of the key of an endpoint document. It names a file in place of the key, because keys may have
+/// dots, which the BPF file system does not allow in names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DocumentHash(String);
 

@@ -4,14 +4,14 @@
 //! ```text
 //!  table inet holdfast_v1_closed
 //!    chain came    type filter hook prerouting priority -450
-//!                  iifname NAME  iifgroup != GROUP  counter drop
+//!                  iifname NAME  iifgroup != GROUP  iifkind KIND  counter drop
 //!    chain leaves  type filter hook postrouting priority -450
-//!                  oifname NAME  oifgroup != GROUP  counter drop
+//!                  oifname NAME  oifgroup != GROUP  oifkind KIND  counter drop
 //!  table bridge holdfast_v1_closed
 //!    the same chains, with these rules and
 //!                  meta ibrname BRIDGE  iifgroup != GROUP  iifkind KIND  counter drop
 //! ```
-//! The agent puts an interface into the [group](super::group) when the programs of its endpoint are attached. A port
+//! The agent puts an interface into the [group](super::group) when the programs of its endpoint are attached. One
 //! of another kind, such as the host's network card, is no container's.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
@@ -116,27 +116,26 @@ impl Names {
     }
 
     /// What `take` makes of the chains of a family.
-    fn with_chains<T>(&self, family: Family, take: impl FnOnce(&[Chain<'_>]) -> T) -> T {
+    fn with_chains<'a, T>(&'a self, family: Family, take: impl FnOnce(&[Chain<'_>]) -> T) -> T {
         let of_way = |way| {
-            let interfaces = self.interfaces.iter().flatten();
-            let mut rules: Vec<Vec<Condition<'_>>> = interfaces
-                .map(|name| {
+            // A card of the host, its loopback or a bridge stays open: a document that names one by mistake must not
+            // take the host off the network.
+            let of_kinds = |named: Condition<'a>| {
+                KINDS.map(|kind| {
                     vec![
-                        Condition::OfInterface(way, name),
+                        named,
                         Condition::NotOfGroup(way, GROUP),
+                        Condition::OfKind(way, kind),
                     ]
                 })
+            };
+            let interfaces = self.interfaces.iter().flatten();
+            let mut rules: Vec<Vec<Condition<'_>>> = interfaces
+                .flat_map(|name| of_kinds(Condition::OfInterface(way, name)))
                 .collect();
             if family == Family::Bridge {
-                rules.extend(self.bridges.iter().flat_map(|bridge| {
-                    KINDS.map(|kind| {
-                        vec![
-                            Condition::OfBridge(way, bridge),
-                            Condition::NotOfGroup(way, GROUP),
-                            Condition::OfKind(way, kind),
-                        ]
-                    })
-                }));
+                let bridges = self.bridges.iter();
+                rules.extend(bridges.flat_map(|bridge| of_kinds(Condition::OfBridge(way, bridge))));
             }
             rules
         };

@@ -41,14 +41,14 @@ label! {
     /// A part of the node's datapath that the agent checks and repairs, and what a fault of it means.
     #[derive(PartialOrd, Ord)]
     Part = "part" {
-        /// Redirected packets are not delivered to proxies: their queries are lost.
+        /// Redirected packets do not reach the proxies, so their queries are lost.
         Routes => "routes",
         /// Packets that skip the programs pass, and queries to an address that the node translates
         /// (a ClusterIP) time out.
         Netfilter => "netfilter",
-        /// Packets are not steered to live proxies.
+        /// The steering program does not select a live proxy for redirected packets.
         Steering => "steering",
-        /// Endpoints attached now would have other maps than earlier endpoints.
+        /// New endpoints would use other maps than existing endpoints.
         Pins => "pins",
         /// Another user has the proxy port: no proxy can start.
         Port => "port",

@@ -43,7 +43,7 @@ use crate::{
     cni::install::CniCondition,
     dir_writers::OwnDirectory,
     endpoint::source::{EndpointBook, EndpointDocument},
-    events::Events,
+    events::{Events, Packets},
     identities::view::Identities,
     proxies::Proxies,
     refusal::{self, Refusal},
@@ -140,20 +140,7 @@ impl Admin {
             "/v1/ipcache" if get => render(&self.core.snapshot().await?.ipcache),
             "/v1/selectors" if get => render(&self.core.snapshot().await?.selectors),
             "/v1/names" if get => render(&self.core.snapshot().await?.names),
-            "/v1/events" if get => {
-                let number = |name| parameter(query.as_deref(), name).and_then(|n| n.parse().ok());
-                let wait = Duration::from_secs(number("wait").unwrap_or(0).min(LONG_POLL));
-                let mut found = self.events.after(number("after").unwrap_or(0), wait).await;
-                if !found.packets.is_empty() {
-                    let mut packets = std::mem::take(&mut found.packets);
-                    let describe = move |core: &Core| {
-                        core.describe(&mut packets);
-                        packets
-                    };
-                    found.packets = self.core.inspect(describe).await?;
-                }
-                render(&found)
-            }
+            "/v1/events" if get => render(&self.events_after(query.as_deref()).await?),
             "/v1/resolver" if get => render(&self.resolver_objects().await?),
             "/v1/resolver/lookup" if get => {
                 let name = required(query.as_deref(), "name")?;
@@ -177,6 +164,21 @@ impl Admin {
                 "{method} {path} is not known; is the client of the same release?"
             ))),
         }
+    }
+
+    async fn events_after(&self, query: Option<&str>) -> Result<Packets, Refusal> {
+        let number = |name| parameter(query, name).and_then(|n| n.parse().ok());
+        let wait = Duration::from_secs(number("wait").unwrap_or(0).min(LONG_POLL));
+        let mut found = self.events.after(number("after").unwrap_or(0), wait).await;
+        if !found.packets.is_empty() {
+            let mut packets = std::mem::take(&mut found.packets);
+            let describe = move |core: &Core| {
+                core.describe(&mut packets);
+                packets
+            };
+            found.packets = self.core.inspect(describe).await?;
+        }
+        Ok(found)
     }
 
     async fn trace(&self, query: Option<&str>) -> Result<Trace, Refusal> {

@@ -44,7 +44,7 @@ pub(super) fn builtin(
     Ok(Some(started))
 }
 
-/// Serves holdfast-sdp on a thread of its own, and Cilium's proxies.
+/// Serves holdfast-sdp on a thread of its own, and FQDNData.
 pub(super) async fn start(
     config: &Config,
     rim: &Rim,

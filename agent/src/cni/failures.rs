@@ -5,14 +5,15 @@ use daemon::label;
 label! {
     /// Why a pod did not start.
     AddFailure = "reason" {
-        /// The agent is starting, stopping, or too busy to answer in time.
+        /// The agent is starting, is stopping, or is too busy to answer in time.
         Agent => "agent",
-        /// The interface cannot be under policy: not a veth or netkit pair, a second way out, or an
-        /// address that is not the pod's.
+        /// The interface cannot be under policy: it is not a veth or netkit pair, the pod has a
+        /// second interface to the outside, or an address is not the pod's.
         Interface => "interface",
-        /// The list of pods cannot be written.
+        /// The agent cannot write its list of pods to disk.
         Disk => "disk",
-        /// Policy was not in force in time; the labels of the pod are not known, for example.
+        /// Policy was not in force in time, for example because the labels of the pod are not
+        /// known.
         Policy => "policy",
     }
 }

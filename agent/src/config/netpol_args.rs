@@ -7,11 +7,8 @@ use agent_core::policy::trace::Port;
 use clap::{Arg, ArgAction, Args, Subcommand};
 use daemon::{
     command_line::{
-        file_args::FileArgs,
-        health::HealthArgs,
-        log_args::LogArgs,
-        metrics_address::{MetricsAddress, on_loopback},
-        output::OutputArgs,
+        file_args::FileArgs, health::HealthArgs, log_args::LogArgs,
+        metrics_address::MetricsAddress, output::OutputArgs,
     },
     flags,
 };
@@ -68,10 +65,10 @@ pub struct NetpolRunArgs {
     /// Unix socket through which commands reach the running program; only root can connect to it
     #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET, env = "HOLDFAST_NETPOL_ADMIN_SOCKET")]
     pub admin_socket: PathBuf,
-    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for 127.0.0.1, or off
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for every address of the node, or off
     #[arg(
         long,
-        value_name = "[HOST]:PORT", value_parser = on_loopback,
+        value_name = "[HOST]:PORT",
         default_value = "127.0.0.1:9963",
         env = "HOLDFAST_NETPOL_METRICS_ADDRESS"
     )]
@@ -254,6 +251,6 @@ mod tests {
         assert_eq!(error.flag, "k8s-relay");
         let config = config(&["--policy-dir=/", "--metrics-address=:7"]).unwrap();
         assert!(config.kubernetes.is_none());
-        assert_eq!(config.metrics_address.to_string(), "127.0.0.1:7");
+        assert_eq!(config.metrics_address.to_string(), ":7");
     }
 }

@@ -15,7 +15,7 @@ use daemon::{
     command_line::{
         file_args::FileArgs,
         log_args::LogArgs,
-        metrics_address::{MetricsAddress, on_loopback},
+        metrics_address::MetricsAddress,
         values::{socket_address, whole},
     },
     flags,
@@ -137,8 +137,8 @@ pub struct RelayArgs {
     /// Name of this instance, where it reports refused objects [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for 127.0.0.1, or off
-    #[arg(long, value_name = "[HOST]:PORT", value_parser = on_loopback, default_value = "127.0.0.1:9972")]
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for every address of the node, or off
+    #[arg(long, value_name = "[HOST]:PORT", default_value = "127.0.0.1:9972")]
     pub metrics_address: MetricsAddress,
     #[command(flatten)]
     pub files: FileArgs,

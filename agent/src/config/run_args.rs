@@ -15,7 +15,7 @@ use daemon::{
     command_line::{
         file_args::FileArgs,
         log_args::LogArgs,
-        metrics_address::{MetricsAddress, on_loopback},
+        metrics_address::MetricsAddress,
         values::{port, whole},
     },
     flags,
@@ -78,8 +78,8 @@ pub struct RunArgs {
     /// Unix socket through which commands reach the running program; only root can connect to it
     #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub admin_socket: PathBuf,
-    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for 127.0.0.1, or off
-    #[arg(long, value_name = "[HOST]:PORT", value_parser = on_loopback, default_value = "127.0.0.1:9962")]
+    /// Address of /metrics, /healthz and /readyz: HOST:PORT, :PORT for every address of the node, or off
+    #[arg(long, value_name = "[HOST]:PORT", default_value = "127.0.0.1:9962")]
     pub metrics_address: MetricsAddress,
     /// Port on which the DNS proxies of this node listen, on 127.0.0.1 and ::1; agent and proxies must have the same setting
     #[arg(long, value_name = "PORT", value_parser = port, default_value_t = 10094)]

@@ -36,6 +36,9 @@ const DOCKER_ROOT: &str = "/var/lib/docker";
 /// Directories in which OCI runtimes have a directory for each container: those of podman and CRI-O, and docker's.
 const STATES: [&str; 3] = ["/run/runc", "/run/crun", "/run/docker/runtime-runc/moby"];
 
+/// Hexadecimal digits of an id that podman gives.
+const ID: usize = 64;
+
 /// The containers of this host.
 #[derive(Debug)]
 pub struct Containers {
@@ -82,6 +85,11 @@ impl Containers {
             Lookup::Unknown(_) => None,
         };
         found.map(|process| process.pid)
+    }
+
+    /// Whether podman may give this id to a container with a name. Those of `podman build` have another kind of id.
+    pub fn may_have_name(id: &str) -> bool {
+        id.len() == ID && id.bytes().all(|byte| byte.is_ascii_hexdigit())
     }
 
     /// The name of podman's container with this id. `None`: it is not podman's.

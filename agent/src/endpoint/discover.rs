@@ -20,7 +20,7 @@ mod successor;
 pub(crate) use self::{
     addresses::{Claims, Known},
     error::DiscoverError,
-    leading::{is_own, lead_apart, leading_to, ways_out},
+    leading::{has_own_users, is_own, lead_apart, leading_to, ways_out},
     successor::successors,
 };
 

@@ -1,8 +1,8 @@
 //! Where endpoints come from: the endpoint directory, the command line, and the CNI plugin.
 //!
 //! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
-//! long as its host-side interface exists: at a start the last run's endpoints are
-//! [`Restored`](EndpointBook::open). It goes when its document is removed or its interface is
+//! long as its host-side interface exists: at a start, the endpoints of the last run are the
+//! argument `restored` of [`EndpointBook::open`]. It goes when its document is removed or its interface is
 //! gone. A document that names a process by number is resolved once: when its interface is gone,
 //! another process may have the number.
 //!
@@ -27,6 +27,7 @@ mod refresh;
 mod retries;
 pub(crate) mod store;
 pub mod taken_in;
+mod unread;
 
 pub(crate) use self::document::own_label;
 pub use self::document::{EndpointDocument, EndpointError};
@@ -56,7 +57,10 @@ use self::{
     store::{EndpointStore, Place},
     taken_in::TakenIn,
 };
-use super::{container::Containers, discover::Netns};
+use super::{
+    container::{Containers, NamedContainers},
+    discover::Netns,
+};
 use crate::document_dir::DocumentDir;
 
 /// A document that is not in force, and why: for `status`.
@@ -100,7 +104,7 @@ struct State {
     listing: LastListing,
     marks: Marks,
     found: BTreeMap<String, Found>,
-    /// Where endpoints were found that are wanted and not found now.
+    /// Last known places of endpoints that have a document but are not found now.
     left: BTreeMap<String, Place>,
     containers: Containers,
     /// Why a container could not be looked for.
@@ -128,6 +132,9 @@ struct LastListing {
     refused: BTreeSet<String>,
     /// When each file was written last.
     written: BTreeMap<String, SystemTime>,
+    /// Containers, bridges and interfaces that documents of the last run named. They count until all
+    /// documents are accepted, because a torn or refused document may name them again.
+    unread: NamedContainers,
 }
 
 /// Documents about which more is known than their text.
@@ -188,6 +195,7 @@ impl EndpointBook {
             (found.spec.key.clone(), found)
         });
         let interfaces = Interfaces::default();
+        let unread = store.named(&mut damaged);
         let mut state = State {
             dir: dir.map(|dir| dir::open(&dir, file.dir(), &mut damaged)),
             processes: Processes::open(file.dir(), store.processes(), &mut damaged),
@@ -201,6 +209,7 @@ impl EndpointBook {
             documents,
             listing: LastListing {
                 starting: true,
+                unread,
                 ..LastListing::default()
             },
             found: found.collect(),
@@ -255,6 +264,9 @@ impl EndpointBook {
         let mut state = self.state.lock();
         state.follow_due(&*self.deliver);
         state.look_at_next(&*self.deliver);
+        if !state.listing.starting {
+            state.store_names();
+        }
     }
 
     /// As [`Self::follow`], after a change of the node's interfaces or routes: whatever is not
@@ -414,7 +426,7 @@ impl State {
     }
 
     /// The endpoint that the one with this key replaces: it has the same interface, and the agent
-    /// took its pod in. Any other endpoint with this interface is an error.
+    /// found its pod by its address (`taken_in`). Any other endpoint with this interface is an error.
     fn former(
         &self,
         key: &str,

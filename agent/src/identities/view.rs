@@ -35,11 +35,11 @@ label! {
     Outcome = "outcome" {
         /// The agent made the object.
         Created => "created",
-        /// Another agent was faster, with the same labels.
+        /// Another agent had created the object for the same labels first.
         Found => "found",
-        /// Other labels have every number that the label set may get.
+        /// All numbers that the label set may get belong to other label sets.
         Full => "full",
-        /// The API server refused it, or did not answer.
+        /// The API server refused the object, or did not answer.
         Failed => "failed",
     }
 }

@@ -14,21 +14,22 @@ impl Sample {
         let counts = self.scrape.summary.cluster_identities.unwrap_or_default();
         let view = identities.view();
         families! { out;
-            /// Label sets of pods that have a number of the cluster (CiliumIdentity), as this agent
-            /// knows them
+            /// Label sets of pods for which this agent knows a cluster-wide number (CiliumIdentity)
             gauge identities_known = counts.known;
-            /// Label sets in use on this node or seen by it that have a number of the node, because the
-            /// cluster has none for them yet; `holdfast-agent status` says why
+            /// Label sets that this node uses or has seen, and that have a number of the node
+            /// because they have no cluster-wide number yet. `holdfast-agent status` gives the
+            /// reason
             gauge identities_local = counts.local;
-            /// Label sets that wait for a number, for 2 seconds at most
+            /// Label sets that wait for a cluster-wide number. After 2 seconds they get a number of
+            /// the node
             gauge identities_waiting = counts.waiting;
-            /// Attempts to make a CiliumIdentity, by outcome
+            /// Attempts to create a CiliumIdentity, by outcome
             counter_by identity_creates = |outcome| identities.creates().get(outcome);
-            /// CiliumIdentities without a pod that this agent deleted
+            /// CiliumIdentities that this agent deleted because no pod used them
             counter identity_deletes = identities.deletes();
-            /// CiliumIdentities in use that another program deleted and this agent made again
+            /// CiliumIdentities in use that another program deleted and this agent created again
             counter identities_vanished = view.vanished;
-            /// 1 on the agent that deletes unused CiliumIdentities; 0 on the others
+            /// 1 on the agent that deletes unused CiliumIdentities, 0 on all others
             gauge identities_leads = view.leads;
         }
     }

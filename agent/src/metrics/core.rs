@@ -18,17 +18,17 @@ impl Sample {
                 IdentityType::Endpoint => summary.endpoint_identities,
                 IdentityType::Local => summary.local_identities,
             };
-            /// Local identities with the label of a name
+            /// Identities of addresses that have at least one FQDN label
             gauge identity_fqdn = summary.fqdn_identities;
-            /// Local identities with the labels of several names' selectors: what
-            /// --tofqdns-max-identities limits
+            /// Identities of addresses that have the FQDN labels of several selectors.
+            /// --tofqdns-max-identities limits this number
             gauge identity_fqdn_combinations = summary.fqdn_combinations;
-            /// Addresses that have the identity of some of their names only, because of
+            /// Addresses whose identity has the labels of only some of their names, because of
             /// --tofqdns-max-identities
             gauge identity_limited_addresses = summary.addresses_limited;
-            /// Addresses in answers that got no label of a name, because of --tofqdns-refuse-prefix
+            /// Addresses in answers that got no FQDN label, because of --tofqdns-refuse-prefix
             counter fqdn_refused_addresses = summary.counters.addresses_refused;
-            /// Prefixes (addresses among them) that have an identity in the ipcache map
+            /// Prefixes, including single addresses, that have an identity in the ipcache map
             gauge ipcache_entries = summary.ipcache_entries;
             /// Prefixes that the ipcache map can hold
             gauge ipcache_max_entries = summary.ipcache_max;
@@ -41,9 +41,10 @@ impl Sample {
         families! { out;
             /// Selectors of policy rules
             gauge fqdn_selectors = summary.selectors;
-            /// Learned triples of endpoint, name and address whose TTL has not run out
+            /// Learned combinations of endpoint, name and address whose TTL has not ended
             gauge fqdn_active_ips = summary.names_live;
-            /// Expired addresses kept open for connections that are alive
+            /// Addresses whose TTL has ended and that stay open because connections still use them
+            /// (zombies)
             gauge fqdn_alive_zombie_connections = summary.names_zombies;
             /// Mappings from proxies, by outcome
             counter_by fqdn_mappings = |outcome| match outcome {
@@ -54,10 +55,11 @@ impl Sample {
                 MappingOutcome::RateLimited => counters.mappings_rate_limited,
                 MappingOutcome::NotRealised => counters.mappings_not_realised,
             };
-            /// Answers for names that toFQDNs rules select, from DNS servers that are not trusted;
-            /// with --tofqdns-servers=trusted they open nothing
+            /// Answers from DNS servers that are not trusted, for names that toFQDNs rules select.
+            /// With --tofqdns-servers=trusted they open nothing
             counter fqdn_untrusted_answers = counters.answers_untrusted;
-            /// Addresses not learned because a name or an endpoint had too many of them
+            /// Addresses that were not learned, because a name or an endpoint had too many
+            /// addresses
             counter fqdn_pairs_left_out = counters.pairs_left_out;
         }
     }
@@ -66,16 +68,17 @@ impl Sample {
         let firewalls = &self.scrape.summary.firewalls;
         let observations = &self.scrape.summary.counters.observations;
         families! { out;
-            /// Answers of DNS servers that came while an EgressFirewall uses names, by outcome
+            /// Answers of DNS servers that arrived while an EgressFirewall used names, by outcome
             counter_by resolver_observations = |outcome| match outcome {
                 Observation::Taken => observations.taken,
                 Observation::Unmatched => observations.unmatched,
                 Observation::Untrusted => observations.untrusted,
             };
-            /// Entries of policy maps that EgressFirewalls decide, counted once for endpoints of
-            /// one identity
+            /// Entries of policy maps that come from EgressFirewalls. An entry counts once for all
+            /// endpoints with the same identity
             gauge tier_entries = firewalls.entries;
-            /// Pairs of a name that an EgressFirewall uses and an address that has its label
+            /// Pairs of name and address: an EgressFirewall uses the name, and the address has
+            /// the label of this name
             gauge egress_firewall_addresses = firewalls.addresses;
         }
     }
@@ -84,25 +87,27 @@ impl Sample {
         let summary = &self.scrape.summary;
         let counters = &summary.counters;
         families! { out;
-            /// Writes to maps
+            /// Writes to BPF maps, by map
             counter_by bpf_map_writes = |map| match map {
                 WrittenMap::Ipcache => counters.ipcache_writes,
                 WrittenMap::Policy => counters.policy_writes,
             };
-            /// Failed steps, such as map and file writes; the state before stays in force
+            /// Steps of a change that failed, such as a write to a map or file. The previous state
+            /// stays in force
             counter datapath_step_failures = counters.step_failures;
-            /// Failed steps that wait for another attempt
+            /// Failed steps that the agent will try again
             gauge datapath_pending_steps = summary.pending_steps;
-            /// Label sets without an identity because all numbers were in use
+            /// Label sets that got no identity, because all numbers were in use
             counter identity_exhausted = counters.identity_exhausted;
-            /// Times that an address got the identity of some of its names only: the circuit
-            /// breaker
+            /// Times that the circuit breaker (--tofqdns-max-identities) gave an address an
+            /// identity with the labels of only some of its names
             counter identity_limited = counters.identities_limited;
-            /// Prefixes whose labels were resolved: for each change the prefix and those within it
+            /// Prefixes whose labels were computed. A change of a prefix counts this prefix and all
+            /// prefixes within it
             counter ipcache_prefixes_resolved = counters.prefixes_resolved;
-            /// Pairs of name and address that were closed again
+            /// Pairs of name and address that the agent closed again
             counter fqdn_pairs_removed = counters.pairs_removed;
-            /// Leases of proxies that were revoked before their end
+            /// Leases of proxies that the agent revoked before their end
             counter fqdn_lease_revocations = counters.revocations;
         }
     }
@@ -122,16 +127,15 @@ impl Sample {
         let broken = conditions.iter();
         let broken = broken.map(|(part, condition)| (part.as_str(), condition.fault.is_some()));
         families! { out;
-            /// Passes that compared the maps with the model
+            /// Completed comparisons of the maps with the agent's model
             counter reconcile_passes = reconciled.passes;
-            /// Repairs, by part: entries of maps that a pass found wrong, and programs, pins,
-            /// routes, netfilter and steering that the check every 2 s found missing or changed;
-            /// grows only if something else changes them, or through a fault of the agent
+            /// Repairs of the datapath, by part. The count grows only if another program changes
+            /// the datapath, or if the agent has a fault
             counters reconcile_differences["part"] = found.into_iter().chain(repairs);
-            /// 1 for a part of the datapath that is wrong and cannot be repaired; `holdfast-agent
-            /// status` says why
+            /// 1 for a part of the datapath that is wrong and that the agent cannot repair.
+            /// `holdfast-agent status` gives the reason
             gauges datapath_broken["part"] = broken;
-            /// Failed reads of a map in such a pass
+            /// Reads of a map that failed during a comparison of the maps with the agent's model
             counter reconcile_failures = reconciled.failures;
         }
     }

@@ -16,9 +16,9 @@ use crate::{
 label! {
     /// Which identities a number counts.
     IdentityType = "type" {
-        /// Identities of endpoints: 256 to 65535.
+        /// Identities of endpoints, with numbers from 256 to 65535.
         Endpoint => "endpoint",
-        /// Identities of label sets of addresses: blocks and names in policy.
+        /// Identities of addresses, whose labels come from blocks and names in policy.
         Local => "local",
     }
 }
@@ -26,15 +26,15 @@ label! {
 label! {
     /// What became of a mapping.
     MappingOutcome = "outcome" {
-        /// Opened, or nothing was to be opened.
+        /// The agent opened the addresses, or had nothing to open.
         Realised => "realised",
-        /// Refused: there is no such endpoint, or it is younger than the answer.
+        /// Refused: the endpoint does not exist, or was added after the answer arrived.
         EndpointUnknown => "endpoint_unknown",
         /// Refused: the endpoint's DNS policy does not allow the name at this server.
         NotAllowed => "not_allowed",
         /// Refused: a field is out of range.
         Invalid => "invalid",
-        /// Refused: too many from one proxy.
+        /// Refused: one proxy sent too many mappings.
         RateLimited => "rate_limited",
         /// Not opened: a map is full, identities are exhausted, or a write failed.
         NotRealised => "not_realised",
@@ -44,12 +44,13 @@ label! {
 label! {
     /// What an answer meant for EgressFirewalls.
     Observation = "outcome" {
-        /// The answer is about a name that an EgressFirewall uses, from a trusted DNS server: its addresses count.
+        /// The answer is about a name that an EgressFirewall uses, and comes from a trusted DNS
+        /// server. Its addresses get the label of the name.
         Taken => "taken",
         /// The answer is about a name that no EgressFirewall uses.
         Unmatched => "unmatched",
-        /// The answer is about a name that an EgressFirewall uses, from another DNS server: no address gets
-        /// its label.
+        /// The answer is about a name that an EgressFirewall uses, but comes from a DNS server that
+        /// is not trusted. No address gets the label of the name.
         Untrusted => "untrusted",
     }
 }
@@ -57,9 +58,9 @@ label! {
 label! {
     /// A map that the agent writes.
     WrittenMap = "map" {
-        /// The identity of a prefix.
+        /// The map from prefix to identity.
         Ipcache => "ipcache",
-        /// The identities that an endpoint may reach.
+        /// The policy maps of endpoints.
         Policy => "policy",
     }
 }
@@ -69,25 +70,29 @@ label! {
     Repaired = "part" {
         /// An entry of the ipcache was wrong or missing, or belonged to no prefix.
         Ipcache => "ipcache",
-        /// The same of a policy map.
+        /// An entry of a policy map was wrong or missing, or belonged to no policy.
         Policy => "policy",
-        /// The same of the map of endpoints.
+        /// An entry of the map of endpoints (cilium_lxc) was wrong or missing, or belonged to no
+        /// endpoint.
         Lxc => "lxc",
-        /// An address of a name lacked the name's labels: a fault of the agent.
+        /// An address of a learned name did not have the name's labels. This is a fault of the
+        /// agent.
         Names => "names",
-        /// Programs of an endpoint were not attached, not first in their chain or replaced, or the
-        /// pin of its policy map was wrong.
+        /// The programs of an endpoint were replaced, not attached, or not the first at their
+        /// interface, or the pin of the policy map was wrong.
         Programs => "programs",
-        /// A rule or route that delivers redirected packets was missing, or forwarding was off.
+        /// A routing rule or route that delivers redirected packets was missing, or forwarding was
+        /// off.
         Routes => "routes",
-        /// The nftables rules that drop packets which skipped the programs, or keep redirected ones
-        /// out of the node's NAT, were missing or changed.
+        /// nftables rules of the agent were missing or changed. They drop packets that skipped the
+        /// programs, and exempt redirected packets from the node's NAT.
         Netfilter => "netfilter",
         /// The program that steers packets to proxies was missing or replaced.
         Steering => "steering",
         /// The pin of a map that all endpoints share was missing or replaced.
         Pins => "pins",
-        /// Always 0: the agent cannot repair the proxy port; it waits until the port is free.
+        /// Always 0: the agent cannot repair this part. If another program has the proxy port, the
+        /// agent waits until the port is free.
         Port => "port",
     }
 }
@@ -95,9 +100,10 @@ label! {
 label! {
     /// A setting with a value that opens a known gap.
     OpenSetting = "setting" {
-        /// `any`: the DNS server of one namespace can open addresses to pods of another one.
+        /// With the value `any`, the DNS server of one namespace can open addresses to pods of
+        /// another namespace.
         NameServers => "tofqdns-servers",
-        /// `refuse`: nodes still translate external addresses of Services.
+        /// With the value `refuse`, nodes still translate external addresses of Services.
         ExternalIps => "k8s-external-ips",
     }
 }

@@ -20,30 +20,33 @@ impl Sample {
             return Ok(());
         };
         families! { out;
-            /// 1 on the agent that looks up names of EgressFirewalls and writes DNSNameResolver
-            /// objects; 0 on the others. The sum over the agents that share these objects is 1,
-            /// unless some of them cannot write and lead in memory
+            /// 1 on the agent that looks up the names of EgressFirewalls and writes DNSNameResolver
+            /// objects, 0 on all others. The sum over the agents that share these objects is 1. It
+            /// is higher only while agents cannot write the objects and look up the names for
+            /// themselves
             gauge resolver_leads = view.role == "leads";
-            /// DNSNameResolver objects
+            /// DNSNameResolver objects that the agent knows
             gauge resolver_objects = view.objects;
-            /// Names that DNSNameResolver objects have: their own, and those that wildcards found
+            /// Names in DNSNameResolver objects: the names that the objects are for, and the names
+            /// that match their wildcards
             gauge resolver_names = view.names;
-            /// Addresses of all names of DNSNameResolver objects
+            /// Addresses of all names in DNSNameResolver objects
             gauge resolver_addresses = view.addresses;
-            /// Names of DNSNameResolver objects whose last look-up failed
+            /// Names in DNSNameResolver objects whose last look-up failed
             gauge resolver_names_degraded = view.degraded;
-            /// Answers to pods that wait for the resolver; more than 10,000 are dropped
+            /// Answers to pods that wait for the resolver. If 10,000 wait, the oldest is
+            /// dropped for a new one
             gauge resolver_queued = view.queued;
-            /// DNSNameResolver objects whose new status is not in the store yet; if this stays
-            /// above 0, see `holdfast-agent status`
+            /// DNSNameResolver objects whose new status is not written yet. If this stays above 0,
+            /// see `holdfast-agent status`
             gauge resolver_unwritten = view.unwritten;
-            /// Answers to pods that were dropped before the resolver took them, because 10,000
-            /// waited
+            /// Answers to pods that were dropped before the resolver read them, because 10,000
+            /// answers waited
             counter resolver_queue_dropped = view.dropped;
-            /// Addresses that a DNSNameResolver object has no room for: 1,000 for a name, 3,000 and
-            /// 250 names for an object
+            /// Addresses that were left out of a DNSNameResolver object. A name may have 1,000
+            /// addresses, and an object 250 names and 3,000 addresses
             counter resolver_addresses_left_out = counters.addresses_left_out();
-            /// Own look-ups of names of EgressFirewalls, by outcome
+            /// Look-ups of names of EgressFirewalls by the agent itself, by outcome
             counter_by resolver_lookups = |outcome| counters.lookups.get(outcome);
             /// Writes of the status of DNSNameResolver objects, by outcome
             counter_by resolver_status_writes = |outcome| counters.writes.get(outcome);

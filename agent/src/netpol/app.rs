@@ -119,19 +119,25 @@ pub async fn run(config: NetpolConfig) -> Result<()> {
     stop.cancel();
     tasks.close();
     let _late = tokio::time::timeout(GRACE, tasks.wait()).await;
+    leave(&config, set).await?;
+    drop((state_lock, lock));
+    Ok(())
+}
+
+/// The table stays in force, unless the DaemonSet was deleted or the flags say otherwise.
+async fn leave(config: &NetpolConfig, set: Option<OwnSet>) -> Result<()> {
     let is_uninstalled = match set {
         Some(set) => set.was_deleted().await,
         None => false,
     };
     if is_uninstalled || config.flags.flush_on_exit {
-        open_pods(&config)?;
+        open_pods(config)?;
     } else {
         tracing::info!("stopped; the table remains in force");
     }
     if is_uninstalled {
         std::fs::remove_dir_all(&config.flags.state_dir)?;
     }
-    drop((state_lock, lock));
     Ok(())
 }
 

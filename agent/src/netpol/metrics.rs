@@ -20,11 +20,12 @@ use crate::cni::reports::PluginReports;
 label! {
     /// What became of a change of the table.
     CommitOutcome = "outcome" {
-        /// The kernel made it.
+        /// The kernel accepted the change.
         Changed => "changed",
         /// Another program had changed the table, and it was made again.
         Repaired => "repaired",
-        /// It was refused: the last table stays in force, and the change is tried again.
+        /// The kernel refused the change. The previous table stays in force, and the change is
+        /// tried again.
         Failed => "failed",
     }
 }
@@ -32,9 +33,9 @@ label! {
 label! {
     /// Which pods a number counts.
     PodState = "state" {
-        /// Pods of this node with a policy about at least one direction.
+        /// Pods of this node that a policy restricts in at least one direction.
         Restricted => "restricted",
-        /// Pods of this node without a policy.
+        /// Pods of this node that no policy restricts.
         Open => "open",
     }
 }
@@ -42,23 +43,24 @@ label! {
 label! {
     /// Why a packet was dropped.
     DropReason = "reason" {
-        /// No rule of the policies of the receiver allows it.
+        /// No policy of the receiving pod allows the packet.
         Ingress => "ingress",
-        /// No rule of the policies of the sender allows it.
+        /// No policy of the sending pod allows the packet.
         Egress => "egress",
-        /// Its source is not an address of the pod behind the interface.
+        /// The source address does not belong to the pod behind the interface.
         Spoofed => "spoofed",
-        /// A frame from or to a port of a pod, which the rules about packets do not see: under a VLAN
-        /// tag, in PPPoE, or of another protocol than IPv4, IPv6 and ARP; or a router advertisement or
-        /// redirect of a pod.
+        /// The frame is from or to a pod's bridge port, and the rules for packets cannot check it:
+        /// it has a VLAN tag, is in PPPoE, or is not IPv4, IPv6 or ARP. Or it is a router
+        /// advertisement or redirect from a pod.
         Frames => "frames",
-        /// To a group or a broadcast address, to a port of a pod, while a pod of a bridge has an ingress
-        /// policy.
+        /// The packet is for a multicast or broadcast address and goes to a pod's bridge port,
+        /// while an ingress policy restricts a pod of a bridge.
         ToAll => "to_all",
-        /// A TCP segment from or to a restricted pod that opens no connection and belongs to none that
-        /// conntrack knows.
+        /// The packet is a TCP segment from or to a restricted pod. It opens no connection, and
+        /// belongs to no connection that the kernel tracks.
         Middle => "tcp_middle",
-        /// A packet of a pod to a tunnel of its own node, which would unpack another packet from it.
+        /// The packet is from a pod to a tunnel of its own node. The node would unpack another
+        /// packet from it.
         Tunnels => "tunnels",
     }
 }
@@ -66,11 +68,11 @@ label! {
 label! {
     /// A kind of policy that `netpol run` does not enforce.
     UnenforcedKind = "kind" {
-        /// Of Cilium, about pods of a namespace.
+        /// A policy of Cilium for the pods of one namespace.
         CiliumNetworkPolicy => "CiliumNetworkPolicy",
-        /// Of Cilium, about pods of all namespaces.
+        /// A policy of Cilium for pods of all namespaces.
         CiliumClusterwideNetworkPolicy => "CiliumClusterwideNetworkPolicy",
-        /// Of OVN-Kubernetes.
+        /// A policy of OVN-Kubernetes.
         EgressFirewall => "EgressFirewall",
     }
 }
@@ -151,22 +153,22 @@ impl NetpolScrape {
         };
         let watches = || self.watches.iter();
         families! { out;
-            /// 1 while the nftables table of this node is as the documents say; of a refused document that was
-            /// good before, its last good version counts. `holdfast-agent netpol status` names what is missing
+            /// 1 while the nftables table of this node enforces all documents, or the last good
+            /// version of refused documents. `holdfast-agent netpol status` names missing parts
             gauge netpol_ready = status.ready;
             /// Changes of the nftables table, by outcome
             counter_by netpol_commits = |outcome| counters.outcomes.get(outcome);
-            /// How long the kernel took for a change of the table
+            /// Time that the kernel took for a change of the table
             durations netpol_commit_seconds = &counters.seconds;
-            /// How often the table was made again, because another program had changed it
+            /// Times that the table was made again, because another program had changed it
             counter netpol_repairs = counters.repairs();
-            /// Chains of pods; pods with equal rules share one
+            /// nftables chains for pods. Pods with equal rules share one chain
             gauge netpol_chains = table.chains;
-            /// Sets of peers' addresses
+            /// nftables sets with addresses of peers
             gauge netpol_groups = table.groups;
-            /// Addresses in all sets, at most 1,000,000
+            /// Addresses in all nftables sets with addresses of peers, at most 1,000,000
             gauge netpol_group_addresses = table.addresses;
-            /// Pods of this node that have an address
+            /// Pods of this node that have an address, by state
             gauge_by netpol_pods = |state| match state {
                 PodState::Restricted => status.restricted,
                 PodState::Open => status.pods - status.restricted,
@@ -181,26 +183,28 @@ impl NetpolScrape {
                 DropReason::Middle => dropped(MIDDLE),
                 DropReason::Tunnels => dropped(TUNNELS),
             };
-            /// Entries of conntrack that were deleted: those of pods that ended, and those of flows other
-            /// than TCP that policy allows in neither direction any more
+            /// Connection tracking entries that were deleted. An entry is deleted when
+            /// its pod ends, and when policy allows the connection in neither direction any more
             counter netpol_ended_connections = counters.ended_connections.get();
             /// Policies of kinds that this node does not enforce
             gauge_by netpol_not_enforced_policies = |kind: UnenforcedKind| {
                 status.not_enforced.get(kind.as_str()).copied().unwrap_or(0)
             };
-            /// NetworkPolicies that do not fit into the table: they restrict their pods, and allow nothing
+            /// NetworkPolicies that are too large for the table. They restrict their pods, but
+            /// allow nothing
             gauge netpol_set_aside_policies = status.set_aside.len();
-            /// Documents that are refused; their last good versions are in force
+            /// Refused documents. If a document has a last good version, that version is in force
             gauge netpol_refused_documents = status.refused.len();
-            /// Pods that the CNI plugin did not let start, by reason; the runtime tries again
+            /// Failed attempts of the CNI plugin to add a pod, by reason. The pod does not start,
+            /// and the runtime tries again
             counter_by cni_add_failures = |failure| self.plugin.failures.get(failure);
             /// Namespaces whose pods start without policy while no agent answers
-            /// (`failOpenNamespaces`), as the CNI plugin's last ADD reported
+            /// (`failOpenNamespaces`). The CNI plugin reports this number with each ADD
             gauge cni_fail_open_namespaces = self.plugin.fail_open();
-            /// Objects of the cluster that are read from its API server; those that are refused are
-            /// left out
+            /// Objects of the cluster that were read from the API server, without refused objects
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));
-            /// How long a watch has not followed the API server, seconds; 0 = it does
+            /// Seconds for which a watch has received no changes from the API server; 0 while it
+            /// works
             gauges kubernetes_watch_stale_seconds["kind"] =
                 watches().map(|watch| (&watch.kind, watch.stale_seconds));
         }

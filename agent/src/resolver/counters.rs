@@ -11,11 +11,11 @@ label! {
     LookupResult = "outcome" {
         /// At least one server gave addresses.
         Found => "found",
-        /// The name exists and has no address.
+        /// The name exists, but has no address.
         NoData => "no_data",
         /// The name does not exist.
         NxDomain => "nxdomain",
-        /// The servers answered with another code.
+        /// The servers answered with another error code.
         Refused => "error",
         /// No server answered within 5 s.
         Silent => "timeout",
@@ -39,11 +39,12 @@ impl From<&Outcome> for LookupResult {
 label! {
     /// How the write of a status ended.
     WriteResult = "outcome" {
-        /// The status is in the store.
+        /// The status was written.
         Written => "written",
-        /// Another agent wrote the object at the same time; the write was tried again.
+        /// Another agent wrote the object at the same time. This agent tries again.
         Conflict => "conflict",
-        /// The store refused the write, or cannot be reached.
+        /// The API server or the file system refused the write, or the agent could not reach the
+        /// API server.
         Failed => "failed",
     }
 }

@@ -13,17 +13,6 @@ pub enum MetricsAddress {
     At(SocketAddr),
 }
 
-/// An address of the agent's program, where `:PORT` is a port of 127.0.0.1.
-///
-/// # Errors
-/// The text is no address.
-pub fn on_loopback(text: &str) -> Result<MetricsAddress, MetricsAddressError> {
-    Ok(match text.parse()? {
-        MetricsAddress::AnyHost(port) => MetricsAddress::At(([127, 0, 0, 1], port).into()),
-        other => other,
-    })
-}
-
 /// A text that is no address of metrics.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an address: write HOST:PORT, such as 127.0.0.1:9962, :PORT or off")]
@@ -82,9 +71,6 @@ mod tests {
             let found: Vec<String> = found.iter().map(ToString::to_string).collect();
             assert_eq!(found, candidates, "{text}");
         }
-        let agent = on_loopback(":7").unwrap().to_string();
-        assert_eq!(agent, "127.0.0.1:7");
-        assert_eq!(on_loopback("0.0.0.0:7"), "0.0.0.0:7".parse());
         for text in ["somewhere", ":70000", "9962", "localhost:9962"] {
             let error = text.parse::<MetricsAddress>().unwrap_err().to_string();
             assert!(

@@ -1,4 +1,4 @@
-//! The base network of the runtime's pods, of Debian's reference plugins.
+//! The base network of the runtime's pods, made by Debian's reference plugins.
 
 use serde_json::{Value, json};
 

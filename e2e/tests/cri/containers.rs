@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(20);
 const RESTARTS: u32 = 50;
 
 /// Fails unless a command is refused with this text.
-fn refused(result: Result<String>, parts: &[&str]) -> Result<()> {
+pub(super) fn refused(result: Result<String>, parts: &[&str]) -> Result<()> {
     let error = match result {
         Ok(_) => anyhow::bail!("it started"),
         Err(error) => format!("{error:#}"),
@@ -25,7 +25,7 @@ fn refused(result: Result<String>, parts: &[&str]) -> Result<()> {
 }
 
 /// The container `web` has a document and may reach the allowed server only.
-fn web_with_a_document(lab: &Lab) -> Result<(Podman<'_>, Sent)> {
+pub(super) fn web_with_a_document(lab: &Lab) -> Result<(Podman<'_>, Sent)> {
     let podman = Podman::new(lab)?;
     lab.write_policy("web.yaml", &only_allowed_server())?;
     podman.describe("web.yaml", "web", "")?;

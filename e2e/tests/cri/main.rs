@@ -4,6 +4,7 @@
 mod agent_away;
 mod bridge;
 mod configuration;
+mod container_attacks;
 mod containers;
 mod netpol;
 mod starts;

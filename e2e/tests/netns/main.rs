@@ -49,6 +49,7 @@ mod link_local;
 mod local_user;
 mod lost_state;
 mod map_bytes;
+mod named_interfaces;
 mod named_ports;
 mod netpol;
 mod network_policies;

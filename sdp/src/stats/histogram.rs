@@ -102,22 +102,22 @@ pub(crate) const STAGE_MEANINGS: [(&str, &str, &str); 8] = [
     (
         "scope",
         "upstreamTime",
-        "From forwarding a query to its server's answer.",
+        "From forwarding a query to the arrival of the server's answer.",
     ),
     (
         "scope",
         "dataplaneTime",
-        "From an answer's arrival to its release; only answers that waited for the agent to plumb their addresses.",
+        "From an answer's arrival to its release, for answers that waited until the agent had opened their addresses.",
     ),
     (
         "scope",
         "processingTime",
-        "Reading and judging a query; of one query in 16, by its message id.",
+        "Parsing a query and applying policy to it. Measured for one query in 16, selected by message id.",
     ),
     (
         "scope",
         "policyCheckTime",
-        "The part of processingTime that policy takes; of the same queries.",
+        "The part of processingTime that policy takes, for the same queries.",
     ),
 ];
 

@@ -5,31 +5,33 @@ use daemon::label;
 label! {
     /// Outcome of a query that reached the proxy.
     QueryResult = "result" {
-        /// Allowed and sent on to its server; counted again as shed or upstream_error if that failed.
+        /// Policy allows the query, and the proxy forwards it. If forwarding fails, the query is
+        /// counted again as shed or upstream_error.
         Forwarded => "forwarded",
-        /// Refused by policy: no rule about the server allows the name.
+        /// Refused by policy: the endpoint's rules for this server do not allow the name.
         DeniedName => "denied_name",
-        /// Refused by policy: no rule of the endpoint is about the server.
+        /// Refused by policy: the endpoint has no rule for this server.
         DeniedServer => "denied_server",
         /// Refused by policy: the endpoint has no DNS rules for this port.
         DeniedNoRules => "denied_no_rules",
         /// Refused: no endpoint of this node has the source address.
         UnknownSource => "unknown_source",
-        /// Refused: it came from the node itself.
+        /// Refused: the query came from the node itself.
         HostSource => "host_source",
-        /// Refused: its destination would lead back to the proxy, or nowhere.
+        /// Refused: the destination of the query leads back to the proxy, or cannot be the address
+        /// of a server.
         Loop => "loop",
-        /// Answered FORMERR: it is malformed.
+        /// Answered with FORMERR: the query is malformed.
         FormErr => "formerr",
-        /// Answered NOTIMP: the proxy does not know its opcode.
+        /// Answered with NOTIMP: the proxy does not know the opcode.
         NotImp => "notimp",
-        /// Not answered: not a query, or shorter than a header.
+        /// Not answered: the message is not a query, or is shorter than a DNS header.
         Ignored => "ignored",
-        /// Answered SERVFAIL: too many queries were in flight.
+        /// Answered with SERVFAIL: too many queries were in flight.
         Shed => "shed",
-        /// Answered SERVFAIL: its server could not be reached.
+        /// Answered with SERVFAIL: the proxy could not reach the server.
         UpstreamError => "upstream_error",
-        /// Lost: the kernel reported no original destination.
+        /// Not answered: the kernel did not report to which server the query was sent.
         NoDestination => "no_destination",
     }
 }
@@ -37,26 +39,26 @@ label! {
 label! {
     /// Outcome of a message from a server.
     AnswerResult = "result" {
-        /// Released at once: no addresses, or the way to each was open.
+        /// Released at once: the answer has no addresses, or all of them were open already.
         Released => "released",
-        /// Released once the agent had opened the way to its addresses.
+        /// Released after the agent had opened its addresses.
         Realised => "realised",
-        /// Released although the agent could not open the way to its addresses, or refused to.
+        /// Released although the agent refused or failed to open its addresses.
         NotRealised => "not_realised",
-        /// Released because no agent was there, or it did not answer three times in a row.
+        /// Released because no agent was connected, or because the agent did not answer three
+        /// mappings in a row.
         AgentAway => "agent_away",
         /// Released because the agent took longer than the response max delay.
         Late => "late",
-        /// Released before the way to its addresses was open because too many answers waited.
+        /// Released before its addresses were open, because too many answers waited for the agent.
         HeldFull => "held_full",
-        /// Turned into SERVFAIL: it could not be read.
+        /// Replaced by SERVFAIL: the proxy could not parse the answer.
         Malformed => "malformed",
-        /// Turned into SERVFAIL: the agent ended the call about its addresses with an error
-        /// (FQDNData only).
+        /// Replaced by SERVFAIL: the agent answered the mapping with an error (FQDNData only).
         Rejected => "rejected",
-        /// Ignored: it answers no query in flight.
+        /// Ignored: the message answers no query in flight.
         Unexpected => "unexpected",
-        /// Could not be sent to the client.
+        /// Lost: the proxy could not send the answer to the client.
         SendFailed => "send_failed",
     }
 }
@@ -67,17 +69,18 @@ label! {
         /// Sent from the pod's address. The kernel found no free port, so the proxy chose a random
         /// one.
         OtherPort => "other_port",
-        /// Sent from the node's address: the proxy got no port of the pod's address. On Cilium's
-        /// datapath only the pod's own port counts.
+        /// Sent from the node's address: no port of the pod's address was available. On Cilium's
+        /// datapath, only the port from which the pod sent the query can be used.
         NoPort => "no_port",
-        /// Sent from the node's address: there was no room for a further socket.
+        /// Sent from the node's address: the pod had used up its share of sockets.
         TooManySockets => "too_many_sockets",
-        /// Sent from the node's address: the kernel does not permit the proxy to use the pod's.
+        /// Sent from the node's address: the kernel does not permit the proxy to use the pod's
+        /// address and port.
         NotPermitted => "not_permitted",
         /// Sent from the node's address: the datapath would deliver the answer to the pod, because
         /// the agent runs without the flag of transparent mode.
         NoReturnPath => "no_return_path",
-        /// Sent from the node's address: the kernel refused the pod's for another reason.
+        /// Sent from the node's address: the kernel refused the pod's address for another reason.
         Other => "other",
     }
 }

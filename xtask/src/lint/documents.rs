@@ -172,7 +172,7 @@ fn duty(line: &str) -> Option<String> {
     };
     let is_test = tests.contains("::");
     match held {
-        "Held" => None,
+        "Status" => None,
         _ if held.starts_with("not met: ") || held.starts_with("not ours: ") => None,
         _ if !held.starts_with("met") => Some(format!(
             "`{held}` is neither met, nor not met or not ours: why"
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_duty_that_is_met_has_a_test() {
-        assert_eq!(duty("| Section | Duty | Held | Shown by |"), None);
+        assert_eq!(duty("| Section | Duty | Status | Shown by |"), None);
         assert_eq!(duty("| 1 | a | met: b | `x.txt::y` |"), None);
         assert_eq!(duty("| 1 | a | not met: b | |"), None);
         assert_eq!(duty("Text."), None);

@@ -16,10 +16,14 @@ const CONTROL: &str = "DEBIAN";
 /// Scripts in `packaging/debian`: of one package, or of all.
 const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
 /// What stands in a script for functions that the scripts of several packages have, and these.
-const SHARED: [(&str, &str); 2] = [
+const SHARED: [(&str, &str); 3] = [
     (
         "#SETTINGS#\n",
         include_str!("../../../packaging/debian/settings.sh"),
+    ),
+    (
+        "#DELETE#\n",
+        include_str!("../../../packaging/debian/delete.sh"),
     ),
     (
         "#REMOVED#\n",

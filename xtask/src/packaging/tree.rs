@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use super::Package;
 use crate::{
     image::{inventory::Kind, records},
-    process, repository,
+    process, repository, workspace,
 };
 
 /// Directory of the programs.
@@ -20,9 +20,8 @@ const MAN: &str = "usr/share/man/man1";
 
 /// Makes man pages and completions of all programs, in a directory for each.
 pub(super) fn pages(home: &Path) -> Result<()> {
-    let args = ["test", "--locked", "-p", "holdfast-agent-lib"];
-    let mut test = process::command("cargo", &args);
-    test.args(["--test", "command_line_files", "man_pages_and_completions"])
+    let mut test = workspace::test(&["command_line_files"]);
+    test.arg("man_pages_and_completions")
         .env("HOLDFAST_PAGES", home);
     process::run(test)
 }

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
 
 use super::{
+    packages,
     programs::{self, BOOTS, TestProgram, test_programs},
     tally::Tally,
 };
@@ -50,6 +51,10 @@ const FILES: &[&str] = &[
     "netns::uninstalled",
     "netns::unknown_containers",
 ];
+
+/// What a filter calls the guest in which the packages are installed, and its kernel.
+const HOST: &str = "packages";
+const OF_HOST: Kernel = Kernel::V6_1;
 
 /// Which kernels they boot: from tc filters to TCX links, and back.
 const CHANGES: [[Kernel; 2]; 2] = [[Kernel::V6_1, Kernel::V6_12], [Kernel::V6_12, Kernel::V6_1]];
@@ -104,9 +109,22 @@ done
 exit "$failed"
 "#;
 
-/// Runs the test programs on `only` this kernel, or on each, and then a change of kernels.
+/// Runs the test programs on `only` this kernel, or on each, then a change of kernels, and a host with systemd.
 pub(super) fn run(filter: Option<&str>, only: Option<Kernel>) -> Result<Tally> {
     kernels::install()?;
+    let mut total = Tally::default();
+    if filter != Some(HOST) {
+        total.add(&run_tests(filter, only)?);
+    }
+    if only.is_none_or(|only| only == OF_HOST) && filter.is_none_or(|filter| HOST.contains(filter))
+    {
+        total.add(&host()?);
+    }
+    Ok(total)
+}
+
+/// Runs the test programs on `only` this kernel, or on each, and then a change of kernels.
+fn run_tests(filter: Option<&str>, only: Option<Kernel>) -> Result<Tally> {
     kernels::build()?;
     let all = test_programs()?;
     let e2e = repository::root().join("e2e");
@@ -134,6 +152,20 @@ pub(super) fn run(filter: Option<&str>, only: Option<Kernel>) -> Result<Tally> {
         total.add(&two_boots(&e2e, &all)?);
     }
     Ok(total)
+}
+
+/// Debian's packages on a machine that systemd boots, with the kernel of that Debian.
+fn host() -> Result<Tally> {
+    let archive = packages::guest_archive()?;
+    let args = [archive.to_string_lossy().into_owned()];
+    let work = Work {
+        script: packages::GUEST,
+        args: &args,
+        disk: None,
+        programs: Programs::Debug,
+        limit: LIMIT,
+    };
+    tally_of(OF_HOST, &work)
 }
 
 /// What a kernel's guest runs of a test program, a word for each file, as [`SCRIPT`] takes them.

@@ -1,5 +1,5 @@
-//! The tier `packages`: Debian packages of debug builds, in a clean root of Debian without and with a
-//! running systemd.
+//! Debian packages of debug builds. The tier `packages` installs them in a clean root of Debian without and with a
+//! running systemd, and the tier `kernels` in a guest that this root's systemd boots.
 
 use std::{
     fs,
@@ -11,16 +11,19 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{Output, observe, tally::Tally};
-use crate::{image::Profile, packages, packaging, process, progress::step, workspace};
+use crate::{
+    image::Profile, kernels::TIME_FACTOR, packages, packaging, process, progress::step, workspace,
+};
 
 /// The longest time of each part.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 /// Debian's packages that the tests call, and those that the packages depend on.
-const INCLUDED: [&str; 12] = [
+const INCLUDED: [&str; 13] = [
     "bash-completion",
     "dbus",
     "init-system-helpers",
     "iproute2",
+    "kmod",
     "libgcc-s1",
     "man-db",
     "nftables",
@@ -30,11 +33,15 @@ const INCLUDED: [&str; 12] = [
     "systemd",
     "systemd-sysv",
 ];
-const SCRIPTS: [(&str, &str); 4] = [
+const SCRIPTS: [(&str, &str); 5] = [
     ("checks.sh", include_str!("../packaging/tests/checks.sh")),
     (
         "clean_root.sh",
         include_str!("../packaging/tests/clean_root.sh"),
+    ),
+    (
+        "guest_host.sh",
+        include_str!("../packaging/tests/guest_host.sh"),
     ),
     ("host.sh", include_str!("../packaging/tests/host.sh")),
     ("traffic.py", include_str!("../packaging/tests/traffic.py")),
@@ -50,6 +57,12 @@ const INSTALL: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\"
 const UNIT: &str = "[Unit]\nAfter=multi-user.target\nSuccessAction=exit\nFailureAction=exit\n\
                     [Service]\nType=oneshot\nStandardOutput=file:/packages/log\nStandardError=inherit\n\
                     ExecStart=/bin/bash /packages/host.sh /packages/0 /packages/1 /packages/traffic.py\n";
+/// The same in a guest, `{}` times slower.
+const GUEST_UNIT: &str = "[Unit]\nAfter=multi-user.target\n\
+                          [Service]\nType=oneshot\nTimeoutStartSec=infinity\nEnvironment=TIME_FACTOR={}\n\
+                          ExecStart=/bin/bash /packages/guest_host.sh\n";
+/// A script of [`crate::kernels::Work`]. Argument: the archive of a root.
+pub(super) const GUEST: &str = include_str!("../packaging/tests/guest.sh");
 
 /// Makes the packages with two versions, and runs both parts.
 pub(super) fn run() -> Result<Tally> {
@@ -61,18 +74,32 @@ pub(super) fn run() -> Result<Tally> {
     total.add(&observe(
         "packages in a clean root",
         in_namespaces(&root, CHROOT),
-        Output::AtOnce,
+        Output::AtItsEnd,
         Some(LIMIT),
     )?);
     let root = self::root(&home, &Base::Bootable.archive(&home)?, &versions)?;
+    at_boot(&root, UNIT)?;
     total.add(&observe(
         "packages on a host with systemd",
-        host(&root)?,
-        Output::AtOnce,
+        host(&root),
+        Output::AtItsEnd,
         Some(LIMIT),
     )?);
     fs::remove_dir_all(root)?;
     Ok(total)
+}
+
+/// The archive of a root whose systemd runs the same checks in a guest, for [`GUEST`].
+pub(super) fn guest_archive() -> Result<PathBuf> {
+    packages::install(packages::PACKAGES)?;
+    let versions = packaging::of_two_versions(Profile::Debug)?;
+    let home = workspace::target_dir()?.join("packages-test");
+    let root = root(&home, &Base::Bootable.archive(&home)?, &versions)?;
+    at_boot(&root, &GUEST_UNIT.replace("{}", &TIME_FACTOR.to_string()))?;
+    let archive = home.join("guest.tar");
+    pack(&root, &archive)?;
+    fs::remove_dir_all(root)?;
+    Ok(archive)
 }
 
 /// A root of Debian, before Holdfast is installed.
@@ -125,8 +152,12 @@ fn bootable(home: &Path, minimal: &Path, archive: &Path) -> Result<()> {
     let mut install = in_namespaces(&root, INSTALL);
     install.args(INCLUDED);
     process::output(install)?;
+    pack(&root, archive)
+}
+
+fn pack(root: &Path, archive: &Path) -> Result<()> {
     let mut pack = process::command("tar", &["--create", "--numeric-owner", "--file"]);
-    pack.arg(archive).arg("--directory").arg(&root).arg(".");
+    pack.arg(archive).arg("--directory").arg(root).arg(".");
     process::output(pack).map(drop)
 }
 
@@ -185,20 +216,25 @@ fn in_namespaces(root: &Path, script: &str) -> Command {
     command
 }
 
-/// Boots the root; what the script printed follows.
-fn host(root: &Path) -> Result<Command> {
+/// Lets the root's systemd start `unit`.
+fn at_boot(root: &Path, unit: &str) -> Result<()> {
     let units = root.join("etc/systemd/system");
     let wanted = units.join("multi-user.target.wants");
     fs::create_dir_all(&wanted)?;
-    fs::write(units.join("packages-test.service"), UNIT)?;
+    fs::write(units.join("packages-test.service"), unit)?;
     std::os::unix::fs::symlink(
         "../packages-test.service",
         wanted.join("packages-test.service"),
     )?;
+    Ok(())
+}
+
+/// Boots the root; what the script printed follows.
+fn host(root: &Path) -> Command {
     let script = "systemd-nspawn --quiet --boot --directory=\"$0\" --private-network --capability=all \
                   --system-call-filter='bpf perf_event_open' --register=no --keep-unit > \"$0.console\" 2>&1\n\
                   status=$?; cat \"$0/packages/log\"; exit $status";
     let mut boot = process::command("sh", &["-c", script]);
     boot.arg(root).env("SYSTEMD_NSPAWN_API_VFS_WRITABLE", "yes");
-    Ok(boot)
+    boot
 }

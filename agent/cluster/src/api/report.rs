@@ -40,8 +40,8 @@ use crate::{
     resource::{Resource, WITH_IDENTITIES},
 };
 
-/// Whether the status of an object has to be written if the object is accepted: it has our report of a
-/// refusal, or no report yet. Never of a kind whose status has no place for it.
+/// Whether the status of an object has to be written if the object is accepted: true if the status has our
+/// report of a refusal, or no report yet. Always false for a kind whose status has no field for a report.
 pub(crate) fn is_marked(kind: &str, status: Option<&Value>) -> bool {
     match kind {
         egress_firewall::KIND => firewall_status::is_marked(status),
@@ -231,7 +231,7 @@ impl Reporter {
             Err(error) => error,
         };
         match error.code() {
-            // The object or its version is gone: the watch brings news.
+            // The object, or this API version of its kind, is gone: the watch reports it.
             Some(404) => (Outcome::Done, None),
             Some(409) => (Outcome::Conflict, None),
             // The error concerns this object only. The object is reported again after it has changed.

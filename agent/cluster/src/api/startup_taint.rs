@@ -1,8 +1,8 @@
 //! Removes the startup taint of this node, once new pods are under policy from their first packet.
 //!
 //! A node pool or the kubelet sets the taint, so that no pod is scheduled to a node before its agent is
-//! ready. The agent removes it, whatever its effect, and never sets it. Other taints stay: the change
-//! holds only for the taints that the agent read.
+//! ready. The agent removes it, whatever its effect, and never sets it. Other taints stay: the
+//! patch fails if the list of taints is no longer the one that the agent read.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -84,7 +84,8 @@ impl StartupTaint {
                     );
                     return Ok(());
                 }
-                // Another program changed the taints meanwhile: 422 of the test, 409 of the store.
+                // Another program changed the taints meanwhile. 422: the `test` of the patch
+                // failed. 409: a conflict in etcd.
                 Err(error) if matches!(error.code(), Some(409 | 422)) && attempt < ATTEMPTS => {
                     tracing::debug!(%error, "the taints of the node changed; they are read again");
                 }

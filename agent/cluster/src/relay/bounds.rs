@@ -16,8 +16,8 @@ pub(super) struct Bounds {
     pub(super) request: Duration,
     /// A stream that takes nothing for so long ends.
     pub(super) slow: Duration,
-    /// A connection that neither sends nor takes anything for so long is closed. An agent answers a
-    /// ping, and takes a view, more often.
+    /// A connection that neither sends nor takes anything for so long is closed. An agent answers
+    /// pings, and reads the message that the relay sends every few seconds, more often than this.
     pub(super) silent: Duration,
 }
 

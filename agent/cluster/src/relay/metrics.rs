@@ -65,27 +65,30 @@ impl Scrape {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let watches = || self.watches.iter();
         families! { out;
-            /// Agents that are connected to this relay
+            /// Agents that are connected to this relay now
             gauge relay_agents = self.agents;
             /// Changes of the cluster's objects that this relay sends to its agents
             counter relay_changes = self.changes;
-            /// Times that an agent got every object, because it was new or had been away for too
-            /// long
+            /// Times that the relay sent all objects to an agent, because the agent was new or had
+            /// been disconnected for too long
             counter relay_snapshots = read(&counters.snapshots);
-            /// Times that a connected agent was so far behind that it got every object again
+            /// Times that the relay sent all objects again to a connected agent, because the agent
+            /// had read too few changes
             counter relay_agents_resynced = read(&counters.resynced);
-            /// Agents that were cut off because they read nothing for 30 seconds
+            /// Agents that the relay disconnected, because they read nothing for 30 seconds
             counter relay_agents_cut = read(&counters.cut);
-            /// Connections and requests that this relay did not serve
+            /// Connections and requests that this relay refused or ended, by reason
             counter_by relay_refused = |refusal| counters.refused.get(refusal);
-            /// How long the files of --tls-cert, --tls-key and --client-ca have not been usable,
-            /// seconds: the relay uses those that it read last; 0 = they are
+            /// Seconds for which the files of --tls-cert, --tls-key and --client-ca have not been
+            /// usable; 0 while they are usable. The relay meanwhile uses the files that it read
+            /// last
             gauge relay_certificates_stale_seconds = self.certificates_stale;
-            /// Bytes that this relay sent to agents, before TLS
+            /// Bytes that this relay sent to agents, counted before encryption
             counter relay_sent_bytes = read(&counters.bytes);
             /// Objects of the cluster that this relay has
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));
-            /// How long a watch of this relay has not followed the API server, seconds; 0 = it does
+            /// Seconds for which a watch of this relay has received no changes from the API server;
+            /// 0 while it works
             gauges kubernetes_watch_stale_seconds["kind"] =
                 watches().map(|watch| (&watch.kind, watch.stale_seconds));
         }

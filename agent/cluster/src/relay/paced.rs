@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Most lines that are written in one [`PERIOD`].
+/// Maximum number of lines in one [`PERIOD`].
 const LINES: u64 = 50;
 /// The time after which a new count begins.
 const PERIOD: Duration = Duration::from_secs(10);

@@ -66,16 +66,7 @@ const AT_LEAST: u64 = 30;
 impl State {
     pub(super) fn new(config: CoreConfig, restored: Restored) -> Self {
         let dual = config.enable_ipv4 && config.enable_ipv6;
-        let mut pods = restored.endpoint_identities.clone();
-        for file in &restored.endpoints {
-            let known = pods
-                .iter()
-                .any(|(id, labels)| *id == file.identity || *labels == file.labels);
-            if file.identity.is_endpoint() && !file.labels.is_empty() && !known {
-                pods.push((file.identity, file.labels.clone()));
-            }
-        }
-        pods.extend(pods_without_checkpoint(&restored, &pods));
+        let pods = restored_pods(&restored);
         let (local, requested) =
             restored_local(&restored, &World::new(dual).pruned(config.pods.prunes()));
         let limits = Limits {
@@ -116,22 +107,24 @@ impl State {
         state.know_reserved();
         state.claim_world();
         state.claim_cluster();
-        let mut cleaned = restored.cleaned.clone();
-        if cleaned.boot_id == state.config.boot_id {
-            // A file of an earlier build has no Unix time.
-            let without = cleaned.cleanings.iter_mut();
-            for cleaning in without.filter(|cleaning| cleaning.at_unix == 0) {
-                cleaning.at_unix = state.unix_time(cleaning.at);
-            }
-        }
-        state
-            .learned
-            .closed
-            .restore(cleaned, &state.config.boot_id, state.now);
+        state.restore_cleaned(&restored);
         state.refresh_servers();
         state.restore_pre_cached(&restored.pre_cache);
         state.restore(restored, &local);
         state
+    }
+
+    fn restore_cleaned(&mut self, restored: &Restored) {
+        let mut cleaned = restored.cleaned.clone();
+        if cleaned.boot_id == self.config.boot_id {
+            // A file of an earlier build has no Unix time.
+            let without = cleaned.cleanings.iter_mut();
+            for cleaning in without.filter(|cleaning| cleaning.at_unix == 0) {
+                cleaning.at_unix = self.unix_time(cleaning.at);
+            }
+        }
+        let boot_id = &self.config.boot_id;
+        self.learned.closed.restore(cleaned, boot_id, self.now);
     }
 
     fn know_reserved(&mut self) {
@@ -453,6 +446,21 @@ fn former_rules(restored: &Restored) -> BTreeSet<RuleKey> {
 fn numbers(restored: &Restored) -> impl Iterator<Item = (IpNet, IdentityId)> {
     let ipcache = restored.ipcache.iter();
     ipcache.filter_map(|(key, value)| Some((prefix_of(key)?, IdentityId(value.sec_identity))))
+}
+
+/// The numbers of pods and their labels: those of the checkpoint, of endpoints' files and of maps.
+fn restored_pods(restored: &Restored) -> Vec<(IdentityId, LabelSet)> {
+    let mut pods = restored.endpoint_identities.clone();
+    for file in &restored.endpoints {
+        let known = pods
+            .iter()
+            .any(|(id, labels)| *id == file.identity || *labels == file.labels);
+        if file.identity.is_endpoint() && !file.labels.is_empty() && !known {
+            pods.push((file.identity, file.labels.clone()));
+        }
+    }
+    pods.extend(pods_without_checkpoint(restored, &pods));
+    pods
 }
 
 /// Numbers of pods that are in the maps and that neither the checkpoint nor a file has: no other

@@ -57,14 +57,14 @@ pub struct Findings {
     pub endpoint: EndpointView,
     /// Intended revision of its policy map.
     pub wanted_revision: u64,
-    /// The Service, `namespace/name`, whose name in the cluster's DNS the name is.
+    /// The Service (`namespace/name`) whose DNS name in the cluster the target is.
     pub service: Option<String>,
     pub dns: LookupRules,
     /// EgressFirewalls that leave a family of the endpoint and the target open, with the reason.
     pub open_families: Vec<String>,
     /// Rules whose name selectors match the name.
     pub by_name: Vec<RuleView>,
-    /// Ordered rules are about what it sends.
+    /// Whether an ordered list (EgressFirewall) applies to packets that the endpoint sends.
     pub has_tier: bool,
     /// For a name: its addresses that this endpoint learned. For an address: its names, from any
     /// endpoint.
@@ -87,9 +87,9 @@ pub struct Findings {
 /// DNS rules about a name, by what becomes of a query for it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LookupRules {
-    /// Rules that let the endpoint ask, with the servers whose queries come to the proxy.
+    /// Rules that allow the query, with the servers to which queries go through the proxy.
     pub allowed: Vec<DnsRulesView>,
-    /// Selectors whose servers' queries pass without the proxy.
+    /// Selectors of servers to which queries pass without the proxy.
     pub direct: Vec<String>,
     /// Servers that policy closes.
     pub closed: Vec<ClosedServers>,

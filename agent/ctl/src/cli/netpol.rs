@@ -118,23 +118,14 @@ fn status(status: &NetpolStatus) -> String {
     if let Some(cluster) = &status.cluster {
         rows.push(("Cluster", super::show::cluster_source(cluster)));
     }
-    let refused = status
-        .refused
-        .iter()
-        .map(|refused| ("Refused", refused.clone()));
-    rows.extend(refused);
-    rows.extend(
-        status
-            .problems
-            .iter()
-            .map(|problem| ("PROBLEM", problem.clone())),
-    );
-    rows.extend(
-        status
-            .warnings
-            .iter()
-            .map(|warning| ("WARNING", warning.clone())),
-    );
+    let lines = [
+        ("Refused", &status.refused),
+        ("PROBLEM", &status.problems),
+        ("WARNING", &status.warnings),
+    ];
+    for (name, texts) in lines {
+        rows.extend(texts.iter().map(|text| (name, text.clone())));
+    }
     super::show::aligned(&rows)
 }
 

@@ -28,6 +28,11 @@ use serde::Deserialize;
 const INPUT: u64 = 4 << 20;
 /// Pause between two requests to an agent that does not answer.
 const PAUSE: Duration = Duration::from_millis(200);
+/// The longest time that a container waits for the answer if no document is known to name it. An agent needs a tenth
+/// of a second.
+const UNNAMED: Duration = Duration::from_secs(5);
+/// How much later than it promised an agent may answer.
+const GRACE: Duration = Duration::from_secs(2);
 /// The first line of the map of users in the first user namespace.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
@@ -61,16 +66,28 @@ pub(super) async fn run(args: &OciHookArgs) -> Result<()> {
             pid: state.pid,
             wait_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
         };
+        // An agent that hangs must not hold up containers that it has nothing to do with.
+        let patience = match without_agent(args, &state) {
+            None => left.min(UNNAMED),
+            Some(_) => left,
+        };
         let client = Client::new(&args.admin_socket);
-        let answer: Result<MayStart, _> = client.post("/v1/containers", &starting).await;
-        match answer {
-            Ok(_) => return Ok(()),
-            Err(ClientError::Refused(reason)) => bail!("the container does not start: {reason}"),
-            Err(error) => match without_agent(args, &state) {
-                None => return Ok(()),
-                Some(_) if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
-                Some(reason) => bail!("the container does not start: {reason}, and {error}"),
-            },
+        let answer = client.post::<MayStart>("/v1/containers", &starting);
+        let error = match tokio::time::timeout(patience + GRACE, answer).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(ClientError::Refused(reason))) => {
+                bail!("the container does not start: {reason}")
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!(
+                "no agent answers on {} although one is there: see its log",
+                args.admin_socket.display()
+            ),
+        };
+        match without_agent(args, &state) {
+            None => return Ok(()),
+            Some(_) if Instant::now() + PAUSE < deadline => tokio::time::sleep(PAUSE).await,
+            Some(reason) => bail!("the container does not start: {reason}, and {error}"),
         }
     }
 }
@@ -103,6 +120,7 @@ fn without_agent(args: &OciHookArgs, State { id, pid }: &State) -> Option<String
     match Containers::of(&args.podman_root).name_of(id) {
         Ok(Some(name)) if named.has(&name) => Some(format!("{name} has a document")),
         Ok(Some(_)) => None,
+        Ok(None) if !Containers::may_have_name(id) => None,
         Ok(None) => Some(format!(
             "{id} is not in podman's store, and others have documents"
         )),

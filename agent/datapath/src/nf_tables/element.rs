@@ -254,7 +254,7 @@ const fn last(of: Type) -> Value {
     }
 }
 
-/// The same for a verdict map.
+/// As [`read`], for a verdict map.
 pub(super) fn read_verdicts<'a>(
     key: Type,
     lists: impl Iterator<Item = &'a [u8]>,

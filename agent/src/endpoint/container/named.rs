@@ -18,17 +18,31 @@ pub struct NamedContainers {
     /// Bridges whose ports are endpoints.
     #[serde(default)]
     bridges: BTreeSet<String>,
+    /// Interfaces that are closed until they are endpoints. The hook does not need them.
+    #[serde(default)]
+    interfaces: BTreeSet<String>,
 }
 
 impl NamedContainers {
     pub(crate) fn of(
         containers: impl Iterator<Item = ContainerName>,
         bridges: impl Iterator<Item = String>,
+        interfaces: impl Iterator<Item = String>,
     ) -> Self {
         Self {
             containers: containers.collect(),
             bridges: bridges.collect(),
+            interfaces: interfaces.collect(),
         }
+    }
+
+    /// What one file says; nothing if it is not there.
+    pub(crate) fn of_file(path: &Path) -> io::Result<Self> {
+        let Some(text) = store::read(path)? else {
+            return Ok(Self::default());
+        };
+        serde_json::from_slice(&text)
+            .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
     }
 
     /// Reads the files of all agents in `dir`; without one there are none.
@@ -39,20 +53,37 @@ impl NamedContainers {
         let mut all = Self::default();
         for entry in present(fs::read_dir(dir))?.into_iter().flatten() {
             let path = entry?.path();
-            if path.extension() == Some(OsStr::new(EXTENSION))
-                && let Some(text) = store::read(&path)?
-            {
-                let read: Self = serde_json::from_slice(&text)
-                    .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
-                all.containers.extend(read.containers);
-                all.bridges.extend(read.bridges);
+            if path.extension() == Some(OsStr::new(EXTENSION)) {
+                all.add(&Self::of_file(&path)?);
             }
         }
         Ok(all)
     }
 
+    /// Adds what another one has.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.containers.extend(other.containers.iter().cloned());
+        self.bridges.extend(other.bridges.iter().cloned());
+        self.interfaces.extend(other.interfaces.iter().cloned());
+    }
+
+    /// Removes what another one has.
+    pub(crate) fn take_out(&mut self, other: &Self) {
+        self.containers
+            .retain(|name| !other.containers.contains(name));
+        self.bridges.retain(|name| !other.bridges.contains(name));
+        self.interfaces
+            .retain(|name| !other.interfaces.contains(name));
+    }
+
+    /// Whether no container waits for the agent.
     pub fn is_empty(&self) -> bool {
         self.containers.is_empty() && self.bridges.is_empty()
+    }
+
+    /// Interfaces that are closed until they are endpoints.
+    pub(crate) fn interfaces(&self) -> &BTreeSet<String> {
+        &self.interfaces
     }
 
     /// Whether documents name containers, and not only bridges.

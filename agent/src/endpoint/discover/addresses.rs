@@ -6,7 +6,7 @@
 //! | host side | an address counts if |
 //! |---|---|
 //! | routed | the node routes it to the host-side interface |
-//! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added |
+//! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added. Of a container that is found by itself: if the node routes it to the bridge |
 //!
 //! The same holds for the MAC of the pod's interface.
 //!
@@ -33,6 +33,8 @@ pub(crate) struct Claims {
     pub named: Vec<IpAddr>,
     /// Where the endpoint was found before.
     pub known: Option<Known>,
+    /// It is found by itself, maybe long after it started: on a bridge it could have chosen any address meanwhile.
+    pub by_itself: bool,
 }
 
 /// Where an endpoint was found before.
@@ -85,6 +87,15 @@ impl Claims {
 }
 
 impl Claims {
+    /// Whether an address counts on a bridge only if the node routes it there.
+    pub(super) fn must_be_led(&self, ifindex: u32) -> bool {
+        let is_known = self
+            .known
+            .as_ref()
+            .is_some_and(|known| known.ifindex == ifindex);
+        self.by_itself && self.named.is_empty() && !is_known
+    }
+
     /// Link-local addresses that may count; `present` is what the pod's interface has now.
     /// Behind a bridge another pod, or the gateway, may have what the pod chooses later.
     pub(super) fn link_locals(
@@ -148,6 +159,7 @@ mod tests {
     fn known(ifindex: u32, address: &str) -> Claims {
         Claims {
             named: Vec::new(),
+            by_itself: false,
             known: Some(Known {
                 ifindex,
                 addresses: vec![ip(address)],
@@ -188,6 +200,17 @@ mod tests {
         // Another interface is another pod: what is there when it is added counts.
         let candidates = known(6, "10.0.0.7").candidates(HostSide::Port, 7, &present);
         assert_eq!(candidates, present);
+    }
+
+    #[test]
+    fn an_address_that_counted_or_is_named_needs_no_route_to_the_bridge() {
+        let mut claims = known(7, "10.0.0.7");
+        assert!(!claims.must_be_led(8), "its administrator added it");
+        claims.by_itself = true;
+        assert!(claims.must_be_led(8));
+        assert!(!claims.must_be_led(7), "it counted");
+        claims.named.push(ip("10.0.0.9"));
+        assert!(!claims.must_be_led(8));
     }
 
     #[test]

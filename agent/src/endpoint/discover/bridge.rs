@@ -55,27 +55,28 @@ pub(super) fn master(link: &LinkMessage) -> Option<u32> {
         })
 }
 
-/// Whether the node sends packets for one of `addresses` out through the bridge, or through a
-/// VLAN of it.
-pub(super) async fn leads_to(
+/// Those of `addresses` for which the node sends packets out through the bridge, or through a VLAN of it.
+pub(super) async fn led_to(
     handle: &Handle,
     bridge: u32,
     addresses: &[IpAddr],
-) -> io::Result<bool> {
+) -> io::Result<Vec<IpAddr>> {
+    let mut found = Vec::new();
     for address in addresses {
         let Some(out) = route_to(handle, *address).await? else {
             continue;
         };
-        if out == bridge {
-            return Ok(true);
-        }
-        match links::link(handle, out).await {
-            Lookup::Found(link) if peer_of(&link) == Some(bridge) => return Ok(true),
-            Lookup::Found(_) | Lookup::Gone => {}
-            Lookup::Unknown(error) => return Err(error),
+        let leads = out == bridge
+            || match links::link(handle, out).await {
+                Lookup::Found(link) => peer_of(&link) == Some(bridge),
+                Lookup::Gone => false,
+                Lookup::Unknown(error) => return Err(error),
+            };
+        if leads {
+            found.push(*address);
         }
     }
-    Ok(false)
+    Ok(found)
 }
 
 /// Index of the interface that the node reaches an address through; none if it has no route.

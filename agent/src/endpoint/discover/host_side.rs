@@ -44,7 +44,7 @@ pub(super) async fn host_side(
         None => HostSide::Routed,
     };
     let candidates = claims.candidates(side, inside.peer, &inside.addresses);
-    let addresses = match side {
+    let mut addresses = match side {
         HostSide::Port => candidates.clone(),
         HostSide::Routed => routed_to(handle, inside.peer, &candidates)
             .await
@@ -52,7 +52,10 @@ pub(super) async fn host_side(
     };
     let bridge = bridge::of(&link);
     if let Some(bridge) = bridge {
-        check_bridge(handle, netns, ifname, bridge, &addresses).await?;
+        let led = led_to(handle, netns, ifname, bridge, &addresses).await?;
+        if claims.must_be_led(inside.peer) {
+            addresses = led;
+        }
     }
     let foreign_master = match master.filter(|_| bridge.is_none()) {
         Some(master) => Some(links::name(handle, master).await),
@@ -83,18 +86,18 @@ pub(super) async fn host_side(
     })
 }
 
-/// Refuses a bridge by which the node does not reach the pod.
-async fn check_bridge(
+/// Addresses that the node reaches by the bridge. Refuses a bridge by which it reaches none.
+async fn led_to(
     handle: &rtnetlink::Handle,
     netns: &Netns,
     ifname: &str,
     bridge: u32,
     addresses: &[IpAddr],
-) -> Result<(), DiscoverError> {
-    let leads = bridge::leads_to(handle, bridge, addresses).await;
-    let leads = leads.map_err(|error| DiscoverError::netlink(netns, error))?;
-    if addresses.is_empty() || leads {
-        return Ok(());
+) -> Result<Vec<IpAddr>, DiscoverError> {
+    let led = bridge::led_to(handle, bridge, addresses).await;
+    let led = led.map_err(|error| DiscoverError::netlink(netns, error))?;
+    if addresses.is_empty() || !led.is_empty() {
+        return Ok(led);
     }
     Err(DiscoverError::BridgeWithoutAddress {
         netns: netns.clone(),

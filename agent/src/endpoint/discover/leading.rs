@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
-use rtnetlink::packet_route::link::LinkFlags;
+use rtnetlink::packet_route::link::{InfoKind, LinkFlags, LinkInfo};
 
 use super::{
     DiscoverError, Netns,
@@ -49,7 +49,7 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
 }
 
 /// Names of the interfaces of `netns` by which packets leave it: other ends of pairs, interfaces on top of another
-/// namespace's, and devices that were moved there.
+/// namespace's, devices that were moved there, and those whose packets a process or a tunnel elsewhere sends.
 pub(crate) fn ways_out(netns: &Netns) -> Result<Vec<String>, DiscoverError> {
     let of = netns.clone();
     look_inside(netns, async move |inside| {
@@ -57,7 +57,9 @@ pub(crate) fn ways_out(netns: &Netns) -> Result<Vec<String>, DiscoverError> {
         let read = inside.each_link(|link| {
             let is_loopback = link.header.flags.contains(LinkFlags::Loopback);
             let is_device = behind::infos(&link).next().is_none() && !is_loopback;
-            if is_device || behind::namespace_behind(&link).is_some() {
+            let is_sent_elsewhere = behind::infos(&link)
+                .any(|info| matches!(info, LinkInfo::Kind(InfoKind::Tun | InfoKind::Wireguard)));
+            if is_device || is_sent_elsewhere || behind::namespace_behind(&link).is_some() {
                 found.extend(name_of(&link));
             }
         });
@@ -96,11 +98,19 @@ async fn pod_sides(
 
 /// Whether a namespace is the agent's own: its interfaces lead to others.
 pub(crate) fn is_own(netns: &Netns) -> bool {
-    let id = |path: &Path| {
-        Some((
-            fs::metadata(path).ok()?.dev(),
-            fs::metadata(path).ok()?.ino(),
-        ))
-    };
-    id(&netns.path()).is_some_and(|other| id(Path::new("/proc/self/ns/net")) == Some(other))
+    let own = namespace(Path::new("/proc/self/ns/net"));
+    own.is_some() && namespace(&netns.path()) == own
+}
+
+/// Whether a process certainly or probably has another user namespace than the agent.
+pub(crate) fn has_own_users(pid: u32) -> bool {
+    let own = namespace(Path::new("/proc/self/ns/user"));
+    let of_process = namespace(Path::new(&format!("/proc/{pid}/ns/user")));
+    own.is_none() || of_process != own
+}
+
+/// Device and inode of a namespace.
+fn namespace(path: &Path) -> Option<(u64, u64)> {
+    let file = fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }

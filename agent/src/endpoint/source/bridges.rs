@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{EndpointDocument, State};
+use super::{EndpointDocument, State, gated::Until};
 use crate::endpoint::discover::{DiscoverError, Netns, bridge, leading_to};
 
 const PREFIX: &str = "port/";
@@ -57,7 +57,7 @@ impl State {
                         interface: Some(port.clone()),
                         ..document.clone()
                     };
-                    wanted.insert(key(&document_key, port), document);
+                    wanted.insert(key(&document_key, port), (*index, document));
                 }
             }
         }
@@ -69,7 +69,11 @@ impl State {
             self.problems.unresolved.remove(&key);
             self.problems.retries.forget(&key);
         }
-        for (key, document) in wanted {
+        for (key, (index, document)) in wanted {
+            // Many ports may come at once: each is closed before the first one is looked at.
+            if !self.documents.contains_key(&key) && !self.listing.starting {
+                self.gated.close(&key, index, Until::Found);
+            }
             if self.documents.get(&key) != Some(&document) {
                 self.documents.insert(key.clone(), document);
                 self.marks.stale.insert(key);

@@ -281,6 +281,7 @@ impl EndpointBook {
         let claims = Claims {
             named: addresses.clone(),
             known: None,
+            by_itself: false,
         };
         let found = discover(&netns, &id.ifname, &claims).map_err(EndpointError::from)?;
         check(&found, &id.ifname, &addresses)?;

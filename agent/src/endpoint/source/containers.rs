@@ -6,8 +6,8 @@ use daemon::lookup::Lookup;
 
 use super::{EndpointBook, EndpointDocument, State};
 use crate::endpoint::{
-    container::{ContainerName, NamedContainers, Process},
-    discover::{DiscoverError, Netns, is_own, ways_out},
+    container::{ContainerName, Containers, Process},
+    discover::{DiscoverError, Netns, has_own_users, is_own, ways_out},
 };
 
 /// A container that is about to start: its network is there, and its program does not run yet.
@@ -58,6 +58,17 @@ pub(crate) enum StartError {
          and ifname: {ifname}, or start the container without that network"
     )]
     Further { name: ContainerName, ifname: String },
+    #[error(
+        "the container {0} has a user namespace of its own and no network yet: podman connects such a container \
+         only after this hook, and its first packets would be open. Start it without --userns and --uidmap, or in a \
+         pod whose network is there (podman run --pod), or remove its document"
+    )]
+    LateNetwork(ContainerName),
+    #[error(
+        "{what} had a document when the agent ran before, and these are not accepted now: {files}. `holdfast-agent \
+         status` says why: correct them, or delete them"
+    )]
+    Unread { what: String, files: String },
     #[error("endpoint {key}: {reason}")]
     Unresolved { key: String, reason: String },
     #[error(transparent)]
@@ -94,19 +105,23 @@ impl EndpointBook {
         let mut documents = state.documents.values();
         let has_bridges = documents.any(|document| document.bridge.is_some());
         let has_containers = state.documents.values().any(is_container);
-        if !has_bridges && !has_containers {
+        let may_be_named = has_containers || state.listing.unread.has_containers();
+        if !has_bridges && !may_be_named && state.listing.unread.is_empty() {
             return Ok(StartingContainer::default());
         }
         let name = state
             .containers
             .name_of(&start.id)
             .map_err(StartError::Store)?;
-        if name.is_none() && has_containers {
+        if name.is_none() && may_be_named && Containers::may_have_name(&start.id) {
             return Err(StartError::Nameless(start.id.clone()));
         }
-        if !has_bridges && state.about(name.as_ref()).is_empty() {
-            let keys = Vec::new();
-            return Ok(StartingContainer { name, keys });
+        if state.about(name.as_ref()).is_empty() {
+            state.refuse_unread(name.as_ref(), start.pid)?;
+            if !has_bridges {
+                let keys = Vec::new();
+                return Ok(StartingContainer { name, keys });
+            }
         }
         let process = match Process::now(start.pid) {
             Lookup::Found(process) => process,
@@ -149,8 +164,12 @@ impl State {
             return refused.unwrap_or_else(|| Ok(Vec::new()));
         }
         self.expand_bridges();
+        let ways_out = ways_out(&netns)?;
+        if let Some(name) = must.filter(|_| ways_out.is_empty() && has_own_users(pid)) {
+            return Err(StartError::LateNetwork(name.clone()));
+        }
         let mut endpoints = Vec::new();
-        for ifname in ways_out(&netns)? {
+        for ifname in ways_out {
             let of_interface = named.iter().filter(|(_, of)| *of == ifname);
             let mut keys: Vec<String> = of_interface.map(|(key, _)| key.clone()).collect();
             if keys.is_empty() {
@@ -190,27 +209,6 @@ impl State {
                 }
             }
         }
-    }
-
-    /// Closes the interfaces that documents name, until they are endpoints. Without a listing those of the last run
-    /// stay closed.
-    pub(super) fn close_named_interfaces(&mut self) {
-        if self.dir.is_some() && !self.listing.listed {
-            return;
-        }
-        let documents = self.documents.values();
-        let names = documents.filter_map(|document| document.interface.clone());
-        self.gated.close_names(&names.collect());
-    }
-
-    /// Stores which containers have a document, for the OCI hook.
-    pub(super) fn store_containers(&mut self) {
-        let documents = self.documents.values();
-        let containers = documents.clone();
-        let containers = containers.filter_map(|document| document.container.clone());
-        let bridges = documents.filter_map(|document| document.bridge.clone());
-        let named = NamedContainers::of(containers, bridges);
-        self.store.set_containers(named);
     }
 }
 

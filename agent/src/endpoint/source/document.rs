@@ -9,7 +9,7 @@ use agent_core::{
     policy::mode::PolicyMode,
 };
 use daemon::{lookup::Lookup, state_file::StateFileError};
-use nix::net::if_::if_nametoindex;
+use nix::{libc::IFNAMSIZ, net::if_::if_nametoindex};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -113,6 +113,12 @@ fn is_pod(text: &str) -> bool {
     parts.is_some_and(|(namespace, name)| part(namespace) && part(name))
 }
 
+/// As the kernel has it (`dev_valid_name`).
+fn is_interface_name(name: &str) -> bool {
+    let is_refused = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    (1..IFNAMSIZ).contains(&name.len()) && !matches!(name, "." | "..") && !name.contains(is_refused)
+}
+
 fn eth0() -> String {
     "eth0".to_owned()
 }
@@ -129,6 +135,11 @@ pub enum EndpointError {
     /// A field that only one endpoint can have.
     #[error("{0} is of one endpoint, and a document with bridge is about many: remove it")]
     OfOne(&'static str),
+    /// A text that no interface can have as its name.
+    #[error(
+        "{field}: `{name}` names no interface: a name has 1 to 15 bytes, without spaces, slashes and colons"
+    )]
+    InterfaceName { field: &'static str, name: String },
     /// A command names a container or an interface.
     #[error(
         "a container or an interface is named by a document in --endpoint-dir, so that it is known before it is there"
@@ -316,6 +327,12 @@ impl EndpointDocument {
         for label in &self.labels {
             own_label(label)?;
         }
+        for (field, name) in [("interface", &self.interface), ("bridge", &self.bridge)] {
+            if let Some(name) = name.as_ref().filter(|name| !is_interface_name(name)) {
+                let name = name.clone();
+                return Err(EndpointError::InterfaceName { field, name });
+            }
+        }
         if self.bridge.is_some() && !self.addresses.is_empty() {
             return Err(EndpointError::OfOne("addresses"));
         }
@@ -346,6 +363,7 @@ impl EndpointDocument {
         let netns = self.check()?;
         let claims = Claims {
             named: self.addresses.clone(),
+            by_itself: self.returns_by_name(),
             known: before
                 .filter(|_| addresses == Addresses::Known)
                 .map(|before| Known {

@@ -148,9 +148,11 @@ impl Gated {
 
     /// The document is resolved to an interface, which opens once its programs are attached.
     pub(super) fn resolved(&mut self, key: &str, ifindex: u32) {
-        let closed = self.closed.get_mut(&DocumentHash::of(key));
-        if let Some(until) = closed.and_then(|closed| closed.get_mut(&ifindex)) {
-            *until = Until::Attached;
+        // Also one that another document has left, or this one before: it leads to what this document names now.
+        for closed in self.closed.values_mut() {
+            if let Some(until) = closed.get_mut(&ifindex) {
+                *until = Until::Attached;
+            }
         }
         self.open_others(key, &BTreeSet::from([ifindex]));
     }

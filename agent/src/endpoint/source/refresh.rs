@@ -20,8 +20,7 @@ impl State {
             self.reread(&mut dir);
             self.dir = Some(dir);
         }
-        self.close_named_interfaces();
-        self.store_containers();
+        self.record_names();
         self.locate_containers();
         self.expand_bridges();
         self.forget_ended_pods(deliver);

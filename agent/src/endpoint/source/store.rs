@@ -201,20 +201,37 @@ impl EndpointStore {
         self.note(key, removed);
     }
 
-    /// Stores which containers have a document.
-    pub(super) fn set_containers(&mut self, named: NamedContainers) {
+    /// What documents named in the last run.
+    pub(super) fn named(&self, damaged: &mut Vec<String>) -> NamedContainers {
+        let Some(dir) = self.dir() else {
+            return NamedContainers::default();
+        };
+        NamedContainers::of_file(&containers(dir, &self.state_dir)).unwrap_or_else(|error| {
+            let text = format!(
+                "{error}: a container whose document is not accepted now may start without policy: see \
+                 `holdfast-agent status`, and correct the documents"
+            );
+            tracing::error!("{text}");
+            damaged.push(text);
+            NamedContainers::default()
+        })
+    }
+
+    /// Stores what documents name.
+    pub(super) fn set_containers(&mut self, named: &NamedContainers) {
         let Some(dir) = self.dir().map(Path::to_owned) else {
             return;
         };
         let path = containers(&dir, &self.state_dir);
-        let is_written = match &self.containers {
-            Some(before) => *before == named,
-            None => named.is_empty() && !path.exists(),
+        let is_as_it_should_be = match path.exists() {
+            true => self.containers.as_ref() == Some(named),
+            false => *named == NamedContainers::default(),
         };
-        if is_written {
+        if is_as_it_should_be {
+            self.failed.remove(CONTAINERS);
             return;
         }
-        let written = make(&dir).and_then(|()| write_json(&path, &named));
+        let written = make(&dir).and_then(|()| write_json(&path, named));
         let written = written.map_err(|error| {
             format!(
                 "{}: {error}; while no agent runs, containers with a document may start without policy: \
@@ -222,7 +239,7 @@ impl EndpointStore {
                 path.display()
             )
         });
-        self.containers = written.is_ok().then_some(named);
+        self.containers = written.is_ok().then(|| named.clone());
         self.note(CONTAINERS, written);
     }
 
@@ -512,5 +529,28 @@ mod tests {
         fs::remove_file(agent.store()).unwrap();
         store.set("cli/a/eth0", &document("a"), None);
         assert_eq!(store.problems().count(), 0);
+    }
+
+    #[test]
+    fn what_documents_name_is_written_again_after_its_file_was_deleted() {
+        let agent = Agent::new();
+        let (mut store, mut damaged) = agent.open(&agent.state);
+        let none = NamedContainers::default();
+        store.set_containers(&none);
+        assert!(!agent.store().exists());
+        let bridges = std::iter::once("br0".to_owned());
+        let named = NamedContainers::of(std::iter::empty(), bridges, std::iter::empty());
+        let path = containers(&agent.store(), &store.state_dir);
+        for _ in 0..2 {
+            store.set_containers(&named);
+            assert_eq!(store.named(&mut damaged), named);
+            fs::remove_file(&path).unwrap();
+        }
+        fs::write(&path, "{").unwrap();
+        assert_eq!(store.named(&mut damaged), none);
+        assert!(
+            damaged[0].contains("may start without policy"),
+            "{damaged:?}"
+        );
     }
 }

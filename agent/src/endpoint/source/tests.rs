@@ -376,3 +376,23 @@ fn an_interface_that_is_an_endpoint_already_has_a_remedy_that_can_be_done() {
         assert!(says.contains(remedy), "{says}");
     }
 }
+
+#[test]
+fn a_document_names_an_interface_as_the_kernel_could_have_it() {
+    let check = |field: &str, name: &str| {
+        let value = serde_json::json!({ field: name, "labels": ["k8s:app=web"] });
+        EndpointDocument::read(value).unwrap().unwrap().check()
+    };
+    for field in ["interface", "bridge"] {
+        for name in ["br0", "vb-web", "a.b", "a%d", "fifteen-bytes-x"] {
+            check(field, name).unwrap();
+        }
+        for name in ["", "..", "a/b", "a b", "a\nb", "a:1", "sixteen-bytes-xx"] {
+            let error = check(field, name).unwrap_err().to_string();
+            assert!(
+                error.starts_with(field) && error.contains("15 bytes"),
+                "{name:?}: {error}"
+            );
+        }
+    }
+}

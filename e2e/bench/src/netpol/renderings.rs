@@ -1,4 +1,5 @@
-//! Time for the policies of a full node in each form, without a kernel: every pod has its own.
+//! Time to compute the nftables table, and the combined rules, of a full node without a kernel. Every pod has
+//! policies of its own.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

@@ -126,6 +126,15 @@ check 'dpkg -P purges around a file system that is mounted' dpkg -P holdfast-age
 check 'its files stay' ls /srv/policies/own.yaml
 umount /etc/holdfast/policies
 rm -r /srv/policies /etc/holdfast
+mkdir -p /srv/state/agent /srv/others
+echo own > /srv/others/file
+ln -s /srv/state /var/lib/holdfast
+mount --bind /srv/others /srv/state/agent
+check 'dpkg -i installs with a link in the place of its state' dpkg -i /tmp/0/*.deb
+check 'dpkg -P purges around what is mounted behind the link' dpkg -P holdfast-agent holdfast-sdp
+check 'its files stay as well' ls /srv/others/file
+umount /srv/state/agent
+rm -r /srv/state /srv/others /var/lib/holdfast
 contents | sort > /tmp/after
 check 'nothing else is left' diff /tmp/before /tmp/after
 useradd -u 10094 other
@@ -134,6 +143,11 @@ check 'the proxies are not started as that user' fails systemctl is-enabled hold
 check 'dpkg -P purges' dpkg -P holdfast-agent holdfast-sdp
 check 'that user stays' id other
 userdel other
+useradd -u 10095 holdfast-sdp
+check 'dpkg -i installs beside a user with their name' dpkg -i /tmp/0/*.deb
+check 'dpkg -P purges' dpkg -P holdfast-agent holdfast-sdp
+check 'the user with their name stays' id holdfast-sdp
+userdel holdfast-sdp
 
 mkdir -p /var/lib/holdfast
 mount -t tmpfs -o size=64k full /var/lib/holdfast

@@ -1,9 +1,11 @@
 # On a host with systemd as process 1: units, an upgrade under load, the watchdog, and a purge. Arguments:
 # the directories with the packages of one version and of the next, and traffic.py.
 . "$(dirname "$0")/checks.sh"
+# How many times slower than this a machine may be.
+factor=${TIME_FACTOR:-1}
 # Repeats a command until it succeeds.
 await() {
-    for _ in $(seq 120); do
+    for _ in $(seq $((120 * factor))); do
         "$@" > /tmp/await 2>&1 && return 0
         sleep 0.25
     done
@@ -38,7 +40,7 @@ sysctl -q -w net.ipv4.ip_forward=1
 for server in 10 12; do
     ip netns exec world python3 "$3" serve 192.0.2.$server &
 done
-reaches() { ip netns exec pod python3 -c "import socket; socket.create_connection(('$1', 80), 2)"; }
+reaches() { ip netns exec pod python3 -c "import socket; socket.create_connection(('$1', 80), 2 * $factor)"; }
 check 'without Holdfast the container reaches every server' await reaches 192.0.2.12
 
 check 'apt installs both packages from an archive' from first install holdfast-agent holdfast-sdp
@@ -81,12 +83,12 @@ before=$(pids)
 # Traffic while commands run. Arguments: what is to lose nothing.
 begin() {
     rm -f /tmp/end
-    load 120 /tmp/end &
+    load $((120 * factor)) /tmp/end &
     load=$!
-    sleep 1
+    sleep $factor
 }
 end() {
-    sleep 1
+    sleep $factor
     touch /tmp/end
     wait "$load"
     cat /tmp/load
@@ -130,7 +132,7 @@ end 'a version that does not start'
 
 for unit in holdfast-agent.service holdfast-sdp@.service; do
     mkdir -p "/run/systemd/system/$unit.d"
-    printf '[Service]\nWatchdogSec=3\n' > "/run/systemd/system/$unit.d/test.conf"
+    printf '[Service]\nWatchdogSec=%s\n' $((3 * factor)) > "/run/systemd/system/$unit.d/test.conf"
 done
 systemctl daemon-reload
 check 'all units restart' systemctl restart $units
@@ -153,7 +155,14 @@ check 'it reports that policies are in force' await sh -c 'systemctl show -p Sta
 check 'the agent has ended' fails systemctl is-active holdfast-agent.service
 check 'the agent starts in the place of netpol run' systemctl start holdfast-agent.service
 check 'netpol run has ended' fails systemctl is-active holdfast-netpol.service
+rm -rf /var/lib/holdfast/netpol
+mkdir -p /srv/others /var/lib/holdfast/netpol
+echo own > /srv/others/file
+mount --bind /srv/others /var/lib/holdfast/netpol
 check 'apt purges' apt purge holdfast-agent holdfast-sdp
+check 'what was mounted in the place of its state stays' ls /srv/others/file
+umount /var/lib/holdfast/netpol
+rmdir --parents --ignore-fail-on-non-empty /var/lib/holdfast/netpol
 check 'the container is open' await reaches 192.0.2.12
 check 'no unit is left' sh -c "! systemctl list-units --all --plain --no-legend 'holdfast-*' | grep -v not-found"
 check 'no file is left' sh -c '! find /etc/holdfast /var/lib/holdfast /run/holdfast /sys/fs/bpf -mindepth 0 -name "*holdfast*" -o -name "hf_*" -o -name "cilium_*" 2> /dev/null | grep .'

@@ -19,9 +19,9 @@ const REPEAT: Duration = Duration::from_mins(30);
 const PER_OBJECT: Duration = Duration::from_secs(10);
 /// First and longest time until a failed kind of writes is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(10));
-/// Conditions: at once, and time for each.
+/// Conditions: how many may be written at once, and the time that each further one takes.
 const CONDITIONS: (u32, Duration) = (10, Duration::from_millis(500));
-/// Events: at once, and time for each.
+/// Events: how many may be written at once, and the time that each further one takes.
 const EVENTS: (u32, Duration) = (10, Duration::from_secs(6));
 
 /// One write that is due.
@@ -97,8 +97,8 @@ impl Plan {
         }
     }
 
-    /// Replaces the refusals. Writes for documents that are neither refused nor marked any more are
-    /// forgotten.
+    /// Replaces the refusals. Writes for documents that are neither refused nor in
+    /// [`Refusals::marked`] any more are forgotten.
     pub(super) fn set(&mut self, refusals: Arc<Refusals>) {
         self.written.retain(|(key, _), _| {
             refusals.refused.contains_key(key) || refusals.marked.contains(key)
@@ -213,7 +213,8 @@ pub(super) fn has_condition(kind: &str) -> bool {
 struct Pace {
     burst: u32,
     each: Duration,
-    /// When the writes so far would be over, at one per `each`.
+    /// Time at which the writes so far would end if each took `each`. It is in the future by `burst` writes
+    /// at most.
     spent: Instant,
     /// No write before this time, after one that failed.
     blocked: Instant,

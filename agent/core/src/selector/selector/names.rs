@@ -4,13 +4,13 @@ use dns_policy::{name::Fqdn, rule::NameRule};
 
 use crate::labels::{CLOSED_NAME, DNS_NAME, FQDN, Label};
 
-/// The label that addresses of names carry which a `toFQDNs` rule matches: the rule's spelling.
+/// The label of the addresses of names that a `toFQDNs` rule matches. Its key is the text of the rule.
 pub fn fqdn_label(rule: &NameRule) -> Label {
     Label::new(FQDN, rule.text(), "")
 }
 
-/// A name of an EgressFirewall, or `*.` and a name, which means one label: lower case, without
-/// the final dot.
+/// A `dnsName` of an EgressFirewall, in lower case and without the final dot. It may begin with `*.`, where
+/// the star stands for one label.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DnsNameSelector {
     name: String,

@@ -137,6 +137,7 @@ impl Search {
         let claims = Claims {
             named: pod.addresses.clone(),
             known: None,
+            by_itself: false,
         };
         let found = discover(&netns, IFNAME, &claims)?;
         if super::namespace_id(&netns).found() != Some(namespace) {

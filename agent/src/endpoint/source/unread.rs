@@ -1,0 +1,70 @@
+//! What documents name, on disk: for the OCI hook, and for the next run of the agent, which may not accept a document
+//! that this one had.
+
+use super::{State, bridges, containers::StartError};
+use crate::endpoint::container::{ContainerName, NamedContainers};
+
+impl State {
+    /// Stores what documents name, and closes the interfaces among it.
+    pub(super) fn record_names(&mut self) {
+        let named = self.store_names();
+        // Without a listing those of the last run stay closed.
+        if self.dir.is_none() || self.listing.listed {
+            self.gated.close_names(named.interfaces());
+        }
+    }
+
+    /// Stores what documents name, and what they named before while some of them are not accepted. A file that
+    /// was deleted, or could not be written, is written again.
+    pub(super) fn store_names(&mut self) -> NamedContainers {
+        // A port of a bridge is not named: its interface's name goes from one container to the next.
+        let documents = self.documents.iter();
+        let documents = documents.filter(|(key, _)| !bridges::is_key(key));
+        let documents = documents.map(|(_, document)| document);
+        let mut named = NamedContainers::of(
+            documents
+                .clone()
+                .filter_map(|document| document.container.clone()),
+            documents
+                .clone()
+                .filter_map(|document| document.bridge.clone()),
+            documents.filter_map(|document| document.interface.clone()),
+        );
+        let listing = &mut self.listing;
+        let is_listed = self.dir.is_none() || listing.listed;
+        if is_listed && listing.torn.is_empty() && listing.refused.is_empty() {
+            listing.unread = NamedContainers::default();
+        }
+        // From now on it goes with its document.
+        listing.unread.take_out(&named);
+        named.add(&listing.unread);
+        self.store.set_containers(&named);
+        named
+    }
+
+    /// Refuses the start of a container that no document is about now, if one was that may be among those that are
+    /// not accepted.
+    pub(super) fn refuse_unread(
+        &self,
+        name: Option<&ContainerName>,
+        pid: u32,
+    ) -> Result<(), StartError> {
+        let listing = &self.listing;
+        let named = name.filter(|name| listing.unread.has(name));
+        let what = match named {
+            Some(name) => name.to_string(),
+            None => match listing.unread.bridge_of(pid) {
+                Ok(Some(bridge)) => format!("the bridge {bridge} of the container"),
+                Ok(None) => return Ok(()),
+                Err(error) => format!("a bridge that the container may be on ({error})"),
+            },
+        };
+        let files: Vec<&str> = listing
+            .refused
+            .union(&listing.torn)
+            .map(String::as_str)
+            .collect();
+        let files = files.join(", ");
+        Err(StartError::Unread { what, files })
+    }
+}

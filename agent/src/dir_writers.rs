@@ -28,8 +28,8 @@ pub struct OwnDirectory {
 }
 
 impl OwnDirectory {
-    /// Why others may write there, with the remedy; none if no other user may, or if it cannot be looked at:
-    /// its source says so then.
+    /// Why others may write there, with the remedy. `None` if no other user may, or if the directory cannot be looked
+    /// at: the source that reads it reports that.
     pub(crate) fn problem(&self) -> Option<String> {
         let path = &self.path;
         let there = fs::metadata(path).ok()?;
@@ -50,7 +50,7 @@ impl OwnDirectory {
     }
 }
 
-/// Why another user may write into a directory, with the remedy. `group` may.
+/// Why another user may write into a directory, with the remedy. Members of `group` may write there.
 pub(crate) fn foreign_writer(there: &Metadata, group: Option<u32>) -> Option<&'static str> {
     let own = nix::unistd::geteuid().as_raw();
     let mode = there.mode();

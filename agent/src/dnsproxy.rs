@@ -38,11 +38,11 @@ use crate::{
     runner::CoreHandle,
 };
 
-/// Client TCP connections at most.
+/// Maximum TCP connections of clients.
 const TCP_CONNECTIONS: usize = 1024;
-/// How often it is noted that nothing more came, while an answer waits for a result.
+/// How often the sink learns that no further result has come, while an answer waits for one.
 const BEAT: Duration = Duration::from_millis(10);
-/// How long it may take to leave.
+/// Longest time that draining may take.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// The built-in DNS proxy while it runs.
@@ -50,11 +50,11 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub(crate) struct BuiltinProxy {
     listeners: Mutex<Option<Listeners>>,
     stats: Stats,
-    /// Where its mappings go to the core: its TCP clients do not delay that.
+    /// Thread that takes its mappings to the core, so that TCP clients do not delay them.
     _lane: Lane,
 }
 
-/// What the proxy is connected to.
+/// The parts of the agent that the proxy is connected to.
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
     pub core: CoreHandle,
@@ -160,7 +160,7 @@ impl BuiltinProxy {
         &self.stats
     }
 
-    /// `running`, with what is to be said about steering.
+    /// `running` or `stopped`, with the reason if queries are not steered to it.
     pub(crate) fn describe(&self) -> String {
         match self.listeners.lock().as_ref().map(Listeners::steering) {
             None => "stopped".to_owned(),
@@ -220,7 +220,7 @@ impl Connected {
         loop {
             let waits = self.sink.is_waiting();
             tokio::select! {
-                // Results before a beat, which says that there are none.
+                // Results come before a beat, because a beat says that there are none.
                 biased;
                 () = self.stop.cancelled() => break,
                 result = results.recv() => match result {
@@ -371,7 +371,7 @@ impl Maintenance {
         }
     }
 
-    /// Answers to pods' addresses come back only once every endpoint's programs know of the mode.
+    /// Transparent mode is on only once the programs of every endpoint let answers to pods' addresses come back.
     fn detect_transparent(&self) {
         if self.transparent.detect(&self.bpf_root) {
             let mode = self.transparent.mode();

@@ -1,8 +1,8 @@
 //! Which directory documents were read from. A directory that was unmounted, or that was not mounted
 //! yet when the agent started, has no files: that does not show that its documents were removed.
 //!
-//! A listing without documents counts only if the directory is the one that had them. The agent
-//! stores which one that was, so that this holds across a restart.
+//! A listing without documents counts only if the directory is the one that had them. The agent stores which
+//! directory that was, so that this holds across a restart.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ use crate::watched_dir;
 pub(crate) enum ListError {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It is another one, and has no documents.
+    /// The directory is another one than before, and has no documents.
     #[error(
         "is another directory than the one that was read before, and has no documents: its file system \
          may not be mounted"
@@ -63,7 +63,7 @@ impl Identity {
     }
 }
 
-/// The file with the identity.
+/// Content of the file that stores which directory was read.
 #[derive(Serialize, Deserialize)]
 struct Content {
     directory: PathBuf,
@@ -75,15 +75,15 @@ struct Content {
 #[derive(Debug)]
 pub(crate) struct DocumentDir {
     dir: PathBuf,
-    /// Where its identity is stored; none = nowhere.
+    /// Where its identity is stored; `None` = nowhere.
     file: Option<PathBuf>,
-    /// Which one was read last; none = unknown.
+    /// Identity of the directory that was read last; `None` = unknown.
     known: Option<Identity>,
     is_stored: bool,
 }
 
 impl DocumentDir {
-    /// Of `dir`; nothing is kept across a restart.
+    /// Documents of `dir`; nothing is kept across a restart.
     pub(crate) fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -93,8 +93,8 @@ impl DocumentDir {
         }
     }
 
-    /// Of `dir`, with the identity that an earlier run stored in `file`. An unusable file is
-    /// set aside and added to `damaged`; the next listing writes the file again.
+    /// Documents of `dir`, with the identity that an earlier run stored in `file`. An unusable file is set aside and
+    /// added to `damaged`; the next listing writes the file again.
     pub(crate) fn stored(dir: &Path, file: PathBuf, damaged: &mut Vec<String>) -> Self {
         let read = read_or_set_aside(&file, |bytes| serde_json::from_slice::<Content>(bytes));
         let known = read.unwrap_or_else(|why| {
@@ -134,7 +134,7 @@ impl DocumentDir {
         Ok(names)
     }
 
-    /// Whether a file that a listing lacks does not exist: the second witness.
+    /// Looks for a file that a listing lacks. A listing alone does not show that the file does not exist.
     pub(crate) fn look(&self, name: &str) -> Lookup<()> {
         let path = self.dir.join(name);
         Lookup::of_path(fs::symlink_metadata(path)).map(|_| ())
@@ -196,7 +196,7 @@ mod tests {
         assert!(open().list(false).unwrap().is_empty());
         fs::remove_file(&file).unwrap();
 
-        // A document there shows that it is meant.
+        // A document in the directory shows that it is the right one.
         fs::write(dir.join("none.yaml"), "---").unwrap();
         assert_eq!(documents.list(true).unwrap().len(), 1);
         fs::remove_file(dir.join("none.yaml")).unwrap();

@@ -20,15 +20,15 @@ use shared_maps::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Most records that are stored. A further record displaces the oldest.
+/// Maximum records that are stored. A further record displaces the oldest.
 const KEPT: usize = 4096;
-/// Between two reads: the programs wake a reader only when much is unread.
+/// Pause between two reads: the programs wake a reader only when much is unread.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Answer to `/v1/events`: packets that the datapath reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packets {
-    /// What to ask for next.
+    /// Number of the record to ask for next.
     pub next: u64,
     /// Records that were gone before they were asked for.
     pub missed: u64,
@@ -56,7 +56,7 @@ struct State {
 }
 
 impl Events {
-    /// Records from number `after` on; with none yet, the next ones, waiting at most `wait`.
+    /// Records from number `after` on. If there are none yet, waits at most `wait` for the next ones.
     pub async fn after(&self, after: u64, wait: Duration) -> Packets {
         let more = self.shared.more.notified();
         let found = self.read(after);

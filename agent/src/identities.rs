@@ -13,9 +13,13 @@ mod leader;
 #[cfg(feature = "kubernetes")]
 mod objects;
 #[cfg(feature = "kubernetes")]
+mod obstacles;
+#[cfg(feature = "kubernetes")]
 mod operator;
 #[cfg(feature = "kubernetes")]
 mod queue;
+#[cfg(feature = "kubernetes")]
+mod resting;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod task;
 #[cfg(feature = "kubernetes")]

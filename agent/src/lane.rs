@@ -5,7 +5,7 @@ use std::{io, thread};
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// The thread. It ends when this is dropped, and its tasks with it.
+/// The thread's handle. When it is dropped, the thread ends, and its tasks with it.
 #[derive(Debug)]
 pub(crate) struct Lane {
     handle: Handle,

@@ -14,12 +14,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::runner::CoreHandle;
 
-/// What endpoints hold counts for three looks, and for this long at least.
+/// The numbers of connections that a look finds count for three intervals, and for this long at least.
 const VALID: Duration = Duration::from_secs(60);
 
-/// Rest after a look because of a freed address: this long, and [`REST`] times as long as it took.
+/// Rest after a look: this long, or [`REST`] times as long as the look took, whichever is longer. Only looks because
+/// of a freed address wait for its end.
 const SHORTEST_REST: Duration = Duration::from_millis(500);
-/// Endpoints that are added and removed without end take no more than a tenth of a processor.
+/// With this factor, endpoints that are added and removed without end take at most a tenth of a processor.
 const REST: u32 = 10;
 
 /// Looks every `interval`, and when an address was `freed`, until stopped. Each look also removes the

@@ -9,7 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Pause before the next attempt to subscribe.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Pause after a subscription ended, as it does when its messages had no room.
+/// Pause after a subscription ended, which happens if its messages have no room.
 const ENDED: Duration = Duration::from_millis(100);
 
 /// Says whether a message is of a change that matters.
@@ -20,7 +20,7 @@ pub(crate) struct Subscription {
     pub(crate) groups: &'static [MulticastGroup],
     /// Makes a filter for each attempt.
     pub(crate) filter: fn() -> Box<Filter>,
-    /// How the agent follows while no event comes, for the log.
+    /// How the agent notices changes while no event comes, for the log.
     pub(crate) instead: &'static str,
 }
 

@@ -14,8 +14,8 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 /// Name of `netpol run`. Only one process can hold it.
 const NETPOL: &str = "holdfast-netpol";
-/// Names of `run` begin with it, and have the process id and a time: several may run in one namespace,
-/// also in containers where their ids are equal.
+/// Names of `run` begin with this text, followed by the process id and a time. Several agents may run in one
+/// namespace, even with equal ids in different containers.
 const RUN: &str = "holdfast-run.";
 /// Sockets of this network namespace, with `@` before abstract names.
 const SOCKETS: &str = "/proc/self/net/unix";
@@ -28,7 +28,7 @@ pub(crate) enum NetnsError {
         "another `holdfast-agent netpol run` (pid {pid}) enforces policy in this network namespace; stop it first"
     )]
     Busy {
-        /// Its process; `unknown` if it is not visible from here.
+        /// Id of that process; `unknown` if it is not visible from here.
         pid: String,
     },
     /// An agent with programs runs.
@@ -41,7 +41,7 @@ pub(crate) enum NetnsError {
         /// Process id as that agent sees it.
         pid: String,
     },
-    /// The kernel gives no such socket, or does not list them.
+    /// The kernel refuses such a socket, or the sockets cannot be listed.
     #[error("cannot see which agents run in this network namespace: {0}; mount /proc")]
     Io(#[from] io::Error),
 }
@@ -72,7 +72,7 @@ impl NetnsLock {
     }
 }
 
-/// Process id of a `run` in this network namespace, as it sees it; none if there is none.
+/// Process id of a `run` in this network namespace, as that agent sees it; `None` if there is none.
 pub(crate) fn run() -> io::Result<Option<String>> {
     let names = names()?;
     let mut of_run = names.iter().filter_map(|name| name.strip_prefix(RUN));

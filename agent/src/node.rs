@@ -1,7 +1,7 @@
 //! The node's own addresses and interfaces, sent to the core whenever they change.
 //!
-//! An address that a name has, and that the node gets, is open until the core has it: the kernel's
-//! events say when to look. The agent looks every few seconds as well.
+//! If the node gets an address that a name also has, that address is open until the core knows the change: the
+//! kernel's events say when to look. The agent looks every few seconds as well.
 
 use std::{
     io,
@@ -74,8 +74,8 @@ pub(crate) async fn run(core: CoreHandle, mut current: OwnInterfaces, events: Ne
     }
 }
 
-/// The node's interfaces now. A list that lacks something counts if a second one lacks it, too: the
-/// kernel may change its tables while it lists them.
+/// The node's interfaces now. If a list lacks something, it counts only if a second list lacks the same: the kernel
+/// may change its tables while it lists them.
 fn look(
     current: &OwnInterfaces,
     mut list: impl FnMut() -> io::Result<OwnInterfaces>,
@@ -89,7 +89,7 @@ fn look(
     }
 }
 
-/// What is new in `now`.
+/// Events for the differences between `before` and `now`.
 pub(crate) fn changes(before: &OwnInterfaces, now: &OwnInterfaces) -> Vec<Event> {
     let mut events = Vec::new();
     if before.addresses != now.addresses {
@@ -103,8 +103,8 @@ pub(crate) fn changes(before: &OwnInterfaces, now: &OwnInterfaces) -> Vec<Event>
     events
 }
 
-/// Whether a message is about an address, or about an interface of Services. A pod changes the state
-/// of its own interface as often as it likes, and the node's end follows.
+/// Whether a message is about an address, or about an interface of Services. A pod changes the state of its own
+/// interface as often as it likes, and the node's end changes with it.
 fn is_change(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     let is_of_services = |link: &LinkMessage| {
         let mut attributes = link.attributes.iter();
@@ -147,7 +147,7 @@ mod tests {
         let (whole, cut) = (current.clone(), own(&["192.0.2.1"]));
         let failed = || Err(io::Error::other("no descriptor"));
         assert_eq!(looked(vec![Ok(whole.clone())]), Some(whole.clone()));
-        // The last one is taken first.
+        // The closure takes the last list first.
         assert_eq!(
             looked(vec![Ok(whole.clone()), Ok(cut.clone())]),
             Some(whole)

@@ -5,8 +5,8 @@
 //! its file held before stays. The last good versions are on disk
 //! ([`LastGood`]), so that this holds across a restart, too.
 //!
-//! A file's documents go when the listing lacks the file and the file does not exist. Whatever else
-//! stands in its place, and a directory that is not there any more, leave them in force.
+//! A file's documents are removed when the listing lacks the file and the file does not exist. They stay in force if
+//! anything else is in its place, or if the directory is gone.
 
 pub mod last_good;
 
@@ -33,20 +33,20 @@ use crate::{
     watched_dir::{self, Stamp},
 };
 
-/// Refused documents that are logged one by one.
+/// Maximum refused documents that are logged one by one.
 const LOGGED: usize = 100;
 
 /// Remedy for two documents of one kind and name.
 pub const TWICE: &str =
     "rename or remove one of the two; of two EgressFirewalls, put all rules into one";
 
-/// What the directory held when it was read last.
+/// The documents of the directory when it was read last.
 #[derive(Debug)]
 pub struct PolicyDir {
     dir: DocumentDir,
     files: BTreeMap<String, File>,
     current: BTreeMap<String, PolicyDocument>,
-    /// What is refused in the files that could be read.
+    /// Refused documents in the files that could be read.
     refused: Vec<PolicyError>,
     rejected: Vec<PolicyError>,
     /// Seeds the hashes of texts.
@@ -54,7 +54,7 @@ pub struct PolicyDir {
     last_good: Option<LastGood>,
     /// The directory could not be read.
     unreadable: bool,
-    /// Since the first listing there is something refused of which no good version is known.
+    /// Since the first listing, some refused document has no known good version.
     uncertain: bool,
 }
 
@@ -65,9 +65,9 @@ struct File {
     stamp: Option<Stamp>,
     good: BTreeMap<String, Good>,
     errors: Vec<PolicyError>,
-    /// It is not on disk as [`LastGood`] has it.
+    /// The good documents are not on disk yet.
     unsaved: bool,
-    /// Something of it is refused of which no good version is known.
+    /// Some refused document of the file has no known good version.
     lacks: bool,
 }
 
@@ -83,7 +83,7 @@ struct Good {
 }
 
 impl PolicyDir {
-    /// Of `dir`; nothing is read yet, and nothing is kept across a restart.
+    /// A source for `dir`; nothing is read yet, and nothing is kept across a restart.
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: DocumentDir::new(dir),
@@ -98,7 +98,7 @@ impl PolicyDir {
         }
     }
 
-    /// Of `dir`, with what an earlier run kept of its documents.
+    /// A source for `dir`, with the good documents that an earlier run stored.
     pub fn with_last_good(dir: &Path, mut last_good: LastGood) -> Self {
         let mut source = Self::new(dir);
         if let Some(stored) = last_good.take_directory() {
@@ -137,7 +137,7 @@ impl PolicyDir {
         events
     }
 
-    /// Whether something is refused of which no good version is known.
+    /// Whether some refused document has no known good version.
     fn lacks(&self) -> bool {
         self.unreadable && self.files.is_empty() || self.files.values().any(|file| file.lacks)
     }
@@ -215,7 +215,7 @@ impl PolicyDir {
         events
     }
 
-    /// Logs refused documents that were not refused before; none if nothing changed.
+    /// Logs refused documents that were not refused before; `None` if nothing changed.
     fn reject(&mut self, errors: Vec<PolicyError>) -> Option<PolicyChange> {
         if errors == self.rejected {
             return None;
@@ -261,8 +261,8 @@ impl PolicyDir {
         }
     }
 
-    /// Reads the files that may have changed, one after the other. True if documents may have
-    /// changed with them.
+    /// Reads the files that may have changed, one after the other. Returns whether documents may have changed with
+    /// them.
     fn read(&mut self, names: BTreeSet<String>, errors: &mut Vec<PolicyError>) -> bool {
         let before = self.files.len();
         let dir = &self.dir;
@@ -344,7 +344,7 @@ impl File {
             self.good.len() != before.len() || !before.iter().all(|(key, good)| same(key, good));
         let bad = self.errors.iter().filter_map(|error| error.key.as_ref());
         let bad: HashSet<&String> = bad.collect();
-        // One whose kind is not read may be one whose kind was read before: the name tells.
+        // A document of a kind that is not read may be a known one with a misspelt kind: the name tells.
         let others = bad.iter().filter_map(|key| name_of_other(key));
         let others: HashSet<&str> = others.collect();
         for (key, good) in before {

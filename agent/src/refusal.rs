@@ -49,7 +49,7 @@ impl From<CoreAway> for Refusal {
     }
 }
 
-/// Reads the body of a request; one of more bytes than `limit` is refused.
+/// Reads the body of a request; a body of more than `limit` bytes is refused.
 pub(crate) async fn body(request: Request<Incoming>, limit: usize) -> Result<Bytes, Refusal> {
     let body = Limited::new(request.into_body(), limit).collect().await;
     let bad = |error| Refusal::bad_request(format!("the request cannot be read: {error}"));

@@ -34,10 +34,10 @@ use tokio::{
 
 use crate::{proxies::Proxies, resolver::feed::ResolverFeed};
 
-/// Events that may wait: at this depth senders wait.
+/// Maximum events in each queue: senders wait while it is full.
 const QUEUE: usize = 1024;
-/// What the mappings among them may weigh ([`weight`]): some 16,000 of them, or the addresses
-/// of 128 of the largest.
+/// Maximum total weight ([`weight`]) of the mappings in the queue: some 16,000 small mappings, or about 128 of the
+/// largest.
 const ROOM: u32 = 1 << 19;
 /// Longest that a reader waits for a snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -76,7 +76,7 @@ pub enum CoreAway {
         "the core has stopped: the agent is shutting down, or the core's thread failed (see the log)"
     )]
     Stopped,
-    /// It is busy for too long.
+    /// The core is busy for too long.
     #[error(
         "the core did not answer within 10 s: it is busy with a large change, or it hangs (see the log)"
     )]
@@ -96,18 +96,18 @@ pub struct CoreHandle {
     pulse: Pulse,
 }
 
-/// What a queued event costs: an address 17 bytes or so, a mapping as much as 32 of them.
+/// Weight of a queued event. An address, of some 17 bytes, weighs 1; a mapping weighs 32 and its addresses.
 fn weight(event: &Event) -> u32 {
     let Event::Mappings(mappings) = event else {
         return 0;
     };
     let addresses = mappings.iter().map(|event| event.mapping.addresses.len());
     let weight = mappings.len() * 32 + addresses.sum::<usize>();
-    // What the queue never has room for would never pass.
+    // An event that is heavier than the whole queue could never be queued.
     u32::try_from(weight).unwrap_or(ROOM).min(ROOM)
 }
 
-/// Whether a proxy's stream sends it. Such events are handled in the order of the stream, before others.
+/// Whether a proxy's stream sends the event. Such events are handled in the order of the stream, before others.
 fn is_of_stream(event: &Event) -> bool {
     matches!(
         event,
@@ -177,7 +177,7 @@ impl CoreHandle {
         self.request(Input::Summary(sender), receiver).await
     }
 
-    /// Who is where; costs as much as there are prefixes.
+    /// Endpoints, identities and prefixes; costs as much as there are prefixes.
     pub async fn directory(&self) -> Result<Directory, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.request(Input::Directory(sender), receiver).await
@@ -210,9 +210,9 @@ impl CoreHandle {
     /// Starts the thread that ends this process if the core hangs.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread could not be started.
     pub(crate) fn end_if_it_hangs(&self) -> io::Result<()> {
-        // A sender that lived on would keep the core from ending.
+        // A strong sender would keep the core from ending.
         let inputs = self.inputs.downgrade();
         self.pulse.watch(move || {
             let nothing: Inspection = Box::new(|_| {});
@@ -320,7 +320,7 @@ pub fn start(
 }
 
 struct Runner {
-    /// Gone before the engine, whose datapath has a thread that may wait to be heard.
+    /// Dropped before the engine: a thread of the datapath may still wait to send to this inbox.
     inbox: Inbox,
     owner: Owner,
     pulse: Pulse,

@@ -28,12 +28,12 @@ pub(crate) struct WatchedDir {
 }
 
 impl WatchedDir {
-    /// Watches `dir`. Where inotify cannot be had, it is looked at every five seconds.
+    /// Watches `dir`. Without inotify, the directory is looked at every five seconds.
     pub(crate) fn new(dir: &Path) -> Self {
         let changed = Arc::new(Notify::new());
         let signal = Arc::clone(&changed);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading the directory is an event of its own.
+            // An access, such as the agent's own reading of the directory, is an event too.
             if !matches!(&event, Ok(event) if event.kind.is_access()) {
                 signal.notify_one();
             }
@@ -76,9 +76,9 @@ pub(crate) fn read(dir: &Path, names: BTreeSet<String>) -> Texts {
     names.into_iter().map(read).collect()
 }
 
-/// Names of the document files of `dir`, sorted. Hidden files (ConfigMaps and editors make such
-/// files) and files with other endings are ignored. A directory with the name of a document may have
-/// taken the place of a file, as a runtime makes it for a bind mount of a missing file.
+/// Names of the document files of `dir`, sorted. Hidden files (ConfigMaps and editors make such files) and files with
+/// other endings are ignored. A directory with the name of a document is listed: a runtime makes one for a bind mount
+/// of a missing file, in the place of the file.
 pub fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
@@ -98,12 +98,12 @@ pub fn names(dir: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// Files of more bytes than these are read again only if their stamp changed.
+/// Files larger than this (bytes) are read again only if their stamp changed.
 const LARGE: u64 = 1 << 20;
 /// A file that changed so recently may change again without another time of change.
 const CLOCK: Duration = Duration::from_secs(2);
 
-/// Which version of a file is there.
+/// Identifies the version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -114,14 +114,14 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of the file at `path`; none if the file must be read to see whether it changed:
-    /// it is small, or changed just now.
+    /// The stamp of the file at `path`; `None` if the file must be read to see whether it changed: it is small, or
+    /// changed just now.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         let stamp = Self::settled(&fs::metadata(path).ok()?);
         stamp.filter(|stamp| stamp.size > LARGE)
     }
 
-    /// The stamp of a file; none if it changed just now, so that a later change may have the same one.
+    /// The stamp of a file; `None` if the file changed just now, so that a later change may have the same stamp.
     pub(crate) fn settled(metadata: &Metadata) -> Option<Self> {
         let changed = Duration::from_secs(u64::try_from(metadata.ctime()).ok()?);
         let age = Duration::from_nanos(wall_time::now()).checked_sub(changed)?;

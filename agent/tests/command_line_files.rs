@@ -11,7 +11,7 @@ use clap_complete::Shell;
 use holdfast_agent::config::{self, Cli};
 use holdfast_sdp::config::{Config as SdpConfig, args::Cli as SdpCli};
 
-/// Columns of a comment.
+/// Maximum columns of a comment.
 const WIDTH: usize = 100;
 /// Flags that are no settings of a file.
 const NOT_SETTINGS: [&str; 4] = ["config", "config-dir", "help", "version"];
@@ -201,7 +201,7 @@ fn each_program_starts_with_its_file_and_with_all_defaults_written_out() {
     }
 }
 
-/// Into the directory of HOLDFAST_PAGES, if that is set.
+/// Writes into the directory of HOLDFAST_PAGES, if that is set.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a switch of this test only")]
 fn man_pages_and_completions_are_made() {

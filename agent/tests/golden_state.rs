@@ -227,7 +227,7 @@ fn files_of_every_version_are_read() {
         assert_eq!(found.restored.endpoint_identities, pods(), "{version:?}");
         assert_eq!(found.restored.endpoints, [endpoint()], "{version:?}");
         assert_eq!(found.restored.cleaned.cleanings, cleanings(), "{version:?}");
-        // Another boot: counted afresh.
+        // On another boot, starts are counted from 1 again.
         assert_eq!(
             holdfast_agent::epoch::begin(&state).unwrap().start,
             1,

@@ -12,9 +12,9 @@ use crate::{config::Config, failure::Failure};
 
 /// Pause between two attempts to reach the agent.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What an answer may take beyond the time that the agent was given.
+/// Time that an answer may take beyond the time that the agent was given.
 const SLACK: Duration = Duration::from_secs(5);
-/// Bytes of an answer at most.
+/// Most bytes of an answer.
 const ANSWER: usize = 64 << 10;
 
 /// The agent's answer to one request.
@@ -24,7 +24,7 @@ struct Answer {
 }
 
 /// Sends a request, again and again until the agent answers or the wait is over. A request that an
-/// agent did not answer is sent to the next one.
+/// agent did not answer is sent to the next agent.
 pub(crate) fn insist(config: &Config, mut body: Value) -> Result<(), Failure> {
     let deadline = Instant::now() + config.wait;
     loop {
@@ -109,7 +109,7 @@ fn parse(answer: &[u8]) -> Option<Answer> {
     let body: Option<Value> = serde_json::from_str(body).ok();
     let error = body.as_ref().and_then(|body| body.get("error")?.as_str());
     match (status, &body) {
-        // Cut off.
+        // The answer is cut off.
         (_, None) => None,
         _ => Some(Answer {
             status,
@@ -199,7 +199,7 @@ mod tests {
         assert!(error.contains("larger than 64 KiB"), "{error}");
         drop(ours);
         sends.join().unwrap();
-        // One byte at a time does not put the end off.
+        // One byte at a time does not put off the deadline.
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let pause = Duration::from_millis(5);
         let sends = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The configuration on standard input: our own settings, and the result of the plugins before.
+//! The configuration on standard input: our own settings, and the result of the previous plugins.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
@@ -7,9 +7,9 @@ use serde_json::Value;
 use crate::{VERSIONS, failure::Failure};
 
 const SOCKET: &str = "/run/holdfast/cni.sock";
-/// How long ADD waits for the agent.
+/// How long ADD waits for the agent by default, seconds.
 const WAIT: u64 = 20;
-/// The longest such wait that can be set.
+/// The longest such wait that can be set, seconds.
 const LONGEST: u64 = 120;
 
 /// The configuration of one command.
@@ -92,7 +92,7 @@ impl Config {
         self.open.len()
     }
 
-    /// Addresses that the plugins before gave to the interface.
+    /// Addresses that the previous plugins gave to the interface.
     pub(crate) fn addresses(&self, ifname: &str) -> Result<Vec<IpAddr>, Failure> {
         let result = self.before()?;
         let list = |name: &str| result.get(name).and_then(Value::as_array);
@@ -128,7 +128,7 @@ impl Config {
         Ok(found)
     }
 
-    /// The result of the plugins before, which is ours as well.
+    /// The result of the previous plugins, which is ours as well.
     pub(crate) fn result(&self) -> Result<String, Failure> {
         let mut result = self.before()?.clone();
         if let Some(fields) = result.as_object_mut() {
@@ -138,7 +138,7 @@ impl Config {
         Ok(result.to_string())
     }
 
-    /// Attachments that are valid, of a GC.
+    /// The valid attachments of a GC.
     pub(crate) fn valid_attachments(&self) -> Option<&Vec<Value>> {
         self.whole.get("cni.dev/valid-attachments")?.as_array()
     }

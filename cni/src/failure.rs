@@ -45,7 +45,7 @@ impl Failure {
         Self::new(CONFIG, text)
     }
 
-    /// It may succeed later: the runtime tries again.
+    /// The command may succeed later: the runtime tries again.
     pub(crate) fn again(text: &str) -> Self {
         Self::new(AGAIN, text)
     }
@@ -55,12 +55,12 @@ impl Failure {
         Self::new(REFUSED, text)
     }
 
-    /// Whether it may succeed later.
+    /// Whether the command may succeed later.
     pub(crate) fn passes(&self) -> bool {
         self.code == AGAIN
     }
 
-    /// As the runtime reads it.
+    /// The failure as the runtime reads it.
     pub(crate) fn json(&self, version: &str) -> String {
         let text = json!({
             "cniVersion": version,

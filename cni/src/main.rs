@@ -6,8 +6,8 @@
 //!                       (interface)      CNI_*, JSON     POST /v1/cni
 //! ```
 //! Specification: <https://www.cni.dev/docs/spec/>, 0.3.0 to 1.1.0. While no agent answers, ADD
-//! fails with code 11, so a pod does not start without policy. DEL and STATUS always succeed: else
-//! pods cannot end, and the node is not ready.
+//! fails with code 11, so a pod does not start without policy. DEL and STATUS always succeed:
+//! otherwise pods could not end, and the node would not be ready.
 
 mod agent;
 mod command;
@@ -27,7 +27,7 @@ use serde_json::json;
 
 /// Versions of the CNI specification that the plugin supports, ascending.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// Bytes of the configuration at most.
+/// Most bytes of the configuration.
 const INPUT: u64 = 4 << 20;
 
 fn main() -> ExitCode {

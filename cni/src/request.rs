@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{command::Environment, config::Config, failure::Failure};
 
-/// Put a pod's interface under policy. How long the agent may wait is added when it is sent.
+/// Asks to put a pod's interface under policy. How long the agent may wait is added when it is sent.
 pub(crate) fn add(config: &Config, environment: &Environment) -> Result<Value, Failure> {
     let argument = |name: &str| {
         environment.argument(name).ok_or_else(|| {
@@ -28,12 +28,12 @@ pub(crate) fn add(config: &Config, environment: &Environment) -> Result<Value, F
     }))
 }
 
-/// Is the pod's interface under policy?
+/// Asks whether the pod's interface is under policy.
 pub(crate) fn check(environment: &Environment) -> Value {
     attachment("CHECK", environment)
 }
 
-/// The pod's interface is about to go.
+/// Reports that the pod's interface is about to go.
 pub(crate) fn delete(environment: &Environment) -> Value {
     attachment("DEL", environment)
 }
@@ -48,7 +48,7 @@ fn attachment(command: &str, environment: &Environment) -> Value {
     })
 }
 
-/// All interfaces that the runtime has; none if it does not say.
+/// All interfaces that the runtime has; `None` if it does not say.
 pub(crate) fn collect(config: &Config) -> Option<Value> {
     let valid = config.valid_attachments()?;
     let field =

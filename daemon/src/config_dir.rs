@@ -44,7 +44,7 @@ pub fn read(dir: &Path) -> Result<Vec<Entry>, DirError> {
         let Some(key) = path.file_name().and_then(|name| name.to_str()) else {
             continue;
         };
-        // A mounted ConfigMap keeps its data in `..data` and a dated directory.
+        // A mounted ConfigMap also has the link `..data` and a directory whose name is a date.
         if key.starts_with("..") || path.is_dir() {
             continue;
         }

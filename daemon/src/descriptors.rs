@@ -16,7 +16,7 @@ const OWN: &str = "/proc/self/fd";
 pub struct Descriptors(usize);
 
 impl Descriptors {
-    /// As many as this process may have open now.
+    /// The number that this process may have open now.
     pub fn now() -> Self {
         let limits = getrlimit(Resource::RLIMIT_NOFILE);
         let (soft, _) = limits.unwrap_or((1024, 1024));
@@ -28,7 +28,7 @@ impl Descriptors {
         self.0
     }
 
-    /// The number that is left beside `others`; a quarter at least.
+    /// The descriptors that are left beside `others`; at least a quarter of all.
     pub fn beside(self, others: usize) -> Self {
         Self(self.0.saturating_sub(others).max(self.0 / 4))
     }
@@ -37,7 +37,7 @@ impl Descriptors {
     /// cannot see them.
     pub fn open() -> io::Result<usize> {
         match fs::metadata(OWN)?.len() {
-            // Before Linux 6.2. One is of the listing itself.
+            // Before Linux 6.2. One descriptor belongs to the listing itself.
             0 => Ok(fs::read_dir(OWN)?.count().saturating_sub(1)),
             open => Ok(usize::try_from(open).unwrap_or(usize::MAX)),
         }
@@ -114,7 +114,7 @@ mod tests {
         let held: Vec<_> = (0..500)
             .map(|_| fs::File::open("/dev/null").unwrap())
             .collect();
-        // Other tests open and close some meanwhile.
+        // Other tests open and close descriptors at the same time.
         assert!(Descriptors::open().unwrap() > before + 300);
         drop(held);
     }

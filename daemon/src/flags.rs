@@ -28,8 +28,8 @@ impl ValueError {
     }
 }
 
-/// Completes a flag. Its environment variable is `HOLDFAST_` and its name in capitals, unless it has
-/// another one. A flag that is true or false may stand without a value.
+/// Completes a flag. Its environment variable is `HOLDFAST_` and its name in capitals, unless it
+/// has another variable. A flag that is true or false may stand without a value.
 pub fn complete(arg: Arg) -> Arg {
     if matches!(arg.get_action(), ArgAction::SetTrue) {
         return arg;
@@ -75,12 +75,12 @@ pub fn is_true(entry: &Entry) -> Result<bool, ValueError> {
 pub(crate) struct FileFlags<'a> {
     command: &'a Command,
     given: &'a ArgMatches,
-    /// Flags of the command, each as it stands on a line, in the order of the files.
+    /// Flags of the command, each as on a command line, in the order of the files.
     added: Vec<(Id, Option<String>)>,
 }
 
 impl<'a> FileFlags<'a> {
-    /// Flags for `command`, whose own line and environment have `given`.
+    /// Flags for `command`, whose command line and environment gave `given`.
     pub(crate) fn new(command: &'a Command, given: &'a ArgMatches) -> Self {
         Self {
             command,
@@ -107,12 +107,13 @@ impl<'a> FileFlags<'a> {
         Ok(true)
     }
 
-    /// The flag that was probably meant by a key that is none.
+    /// The flag that was probably meant by an unknown key.
     pub(crate) fn nearest(&self, key: &str) -> Option<&'a str> {
         nearest::nearest(key, self.names())
     }
 
-    /// The flag that a key of a directory, which has keys of other programs too, is a misspelling of.
+    /// The flag of which `key` is a misspelling. It is stricter than [`Self::nearest`], because a
+    /// directory has keys of other programs, too.
     pub(crate) fn misspelt(&self, key: &str) -> Option<&'a str> {
         nearest::misspelt(key, self.names())
     }
@@ -131,7 +132,7 @@ impl<'a> FileFlags<'a> {
         source.is_some_and(|source| source != ValueSource::DefaultValue)
     }
 
-    /// None if `entry` turns a switch off.
+    /// The flag for `entry`. `None` if `entry` turns a switch off.
     fn flag(&self, arg: &Arg, entry: &Entry) -> Result<Option<String>, ValueError> {
         let Entry { key, text, .. } = entry;
         if matches!(arg.get_action(), ArgAction::SetTrue) {

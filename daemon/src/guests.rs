@@ -1,7 +1,8 @@
-//! The open connections of a socket, and the one to close for another.
+//! The open connections of a socket, and which of them to close for a new one.
 //!
-//! There is always room for one more peer: a connection of the peer with most of them is closed for it.
-//! The closed one has its descriptor until its task has run, so [`Guests::accept`] waits for it.
+//! There is always room for one more peer: a connection of the peer with most connections is closed
+//! for it. A closed connection keeps its descriptor until its task has run, so [`Guests::accept`]
+//! waits for that.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +27,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct Guests<P> {
     state: Arc<Mutex<State<P>>>,
-    /// One for each connection that may exist, also of those that gave way and are not closed yet.
+    /// One permit for each connection that may exist, including displaced connections that are not
+    /// closed yet.
     existing: Arc<Semaphore>,
     counts: ConnectionCounts,
 }
@@ -34,7 +36,7 @@ pub struct Guests<P> {
 #[derive(Debug)]
 struct State<P> {
     quota: Quota<P>,
-    /// By a number that rises with each connection: the first one is the oldest.
+    /// The connections by a number that grows with each new one: the first entry is the oldest.
     open: BTreeMap<u64, Open<P>>,
     next: u64,
 }
@@ -57,7 +59,8 @@ pub struct Guest<P: Copy + Eq + Hash + Ord> {
     _existing: Option<OwnedSemaphorePermit>,
 }
 
-/// How many connections a socket has and has rejected: for metrics. All clones share one state.
+/// How many connections a socket has, and how many it has rejected, for metrics. All clones share
+/// one state.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCounts(Arc<Counts>);
 
@@ -122,7 +125,7 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
         Self::counted(limit, ConnectionCounts::default())
     }
 
-    /// The same, counted for metrics.
+    /// Like [`Self::new`], with connections counted for metrics.
     pub fn counted(limit: usize, counts: ConnectionCounts) -> Self {
         let limit = limit.max(1);
         let state = State {
@@ -137,8 +140,8 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
         }
     }
 
-    /// Waits until fewer than twice as many connections as may be exist. More exist while those
-    /// that gave way are not closed yet.
+    /// Waits until there are fewer connections than twice the limit. There are more than the limit
+    /// while displaced connections are not closed yet.
     async fn room(&self) {
         // Nothing closes the semaphore.
         drop(self.existing.acquire().await);
@@ -165,8 +168,8 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
         self.counts.reject();
     }
 
-    /// Admits a connection. If there are as many as may be, another one is closed: the oldest
-    /// idle one of the peers with most connections, or their oldest if none is idle.
+    /// Admits a connection. At the limit, another connection is closed: the oldest idle one of the
+    /// peers with most connections, or their oldest if none is idle.
     pub fn admit(&self, peer: P) -> Guest<P> {
         let mut state = self.state.lock();
         while state.quota.used() >= state.quota.limit() {
@@ -220,7 +223,7 @@ impl<P: Copy + Eq + Hash + Ord> State<P> {
 }
 
 impl<P: Copy + Eq + Hash + Ord> Guest<P> {
-    /// Cancelled when the connection has to give way.
+    /// Cancelled when the connection must be closed for another one.
     pub fn close(&self) -> CancellationToken {
         self.close.clone()
     }

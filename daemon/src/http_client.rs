@@ -12,7 +12,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Bytes of an answer's headers at most.
+/// Most bytes of an answer's headers.
 const HEADERS: usize = 64 << 10;
 
 /// How large an answer may be, and how long it may take.
@@ -29,7 +29,7 @@ pub struct AnswerLimits {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
-    /// The other end sent none, or not HTTP.
+    /// The other end sent no answer, or no HTTP.
     #[error("{}", explain(.0))]
     Http(#[from] hyper::Error),
     /// The body has more bytes than this limit.
@@ -70,7 +70,7 @@ pub async fn exchange(
         let mut client = http1::Builder::new();
         client.max_buf_size(HEADERS);
         let (mut sender, connection) = client.handshake(TokioIo::new(stream)).await?;
-        // Owns the sender: its end closes the connection.
+        // This future owns the sender, so that the connection closes when the future ends.
         let exchange = async move {
             let begun = tokio::time::timeout(limits.begins_within, sender.send_request(request));
             let begun = begun.await;
@@ -79,8 +79,8 @@ pub async fn exchange(
         };
         let mut exchange = std::pin::pin!(exchange);
         let mut connection = std::pin::pin!(connection);
-        // The connection is driven beside the exchange, and dropped with it: after an answer that
-        // is too large, the other end may go on sending.
+        // The connection is driven beside the exchange and dropped with it, because the other end
+        // may go on sending after an answer that is too large.
         tokio::select! {
             biased;
             exchanged = &mut exchange => exchanged,
@@ -91,7 +91,7 @@ pub async fn exchange(
     exchanged.unwrap_or(Err(AnswerError::Slow(limits.within)))
 }
 
-/// Copies the body: a frame of a few bytes may hold a large buffer.
+/// Copies the body, because a frame of a few bytes may keep a large buffer in memory.
 async fn read(
     response: Response<Incoming>,
     limit: usize,

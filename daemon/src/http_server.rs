@@ -34,14 +34,13 @@ pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; char
 
 /// Binds the address of `--metrics-address`, if there is one.
 ///
-/// # Errors
-/// It cannot be bound; the text names the flag.
+/// # Errors The address cannot be bound. The text names the flag.
 pub async fn bind_metrics(address: &MetricsAddress) -> io::Result<Option<TcpListener>> {
     let mut first = None;
     for candidate in address.candidates() {
         match TcpListener::bind(candidate).await {
             Ok(listener) => return Ok(Some(listener)),
-            // The next one is a second choice.
+            // The first error is reported, because later addresses are a second choice.
             Err(error) => first = first.or(Some(error)),
         }
     }
@@ -98,7 +97,7 @@ pub enum Socket {
     Unix(UnixListener),
 }
 
-/// Who may connect to a unix socket, beside its permissions.
+/// Which users may connect to a unix socket, in addition to its permissions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Users {
     /// Every user that its permissions let connect.
@@ -205,7 +204,7 @@ async fn connection<S, F>(
 }
 
 impl Socket {
-    /// The next connection; none if its user may not connect.
+    /// The next connection; `None` if its user may not connect.
     async fn accept(
         &self,
         users: Users,
@@ -290,7 +289,7 @@ mod tests {
             let mut probe = TcpStream::connect(address).await.unwrap();
             let answer = ask(&mut probe).await;
             assert!(answer.ends_with(b"ready"), "{answer:?}");
-            // The oldest gave way, and the newest are there still.
+            // The oldest connection was closed, and the newest are still open.
             let first = idle.first_mut().unwrap();
             assert_eq!(patient(first.read(&mut [0])).await.unwrap(), 0);
             let served = || tasks.len();

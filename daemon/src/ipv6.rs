@@ -16,8 +16,8 @@ use nix::errno::Errno;
 )]
 pub struct NoIpv6(io::Error);
 
-/// Fails if no socket can be bound to `::1`: the kernel has no IPv6, or a sysctl disables it. Any other
-/// error is left to the sockets that are needed.
+/// Fails if no socket can be bound to `::1`: the kernel has no IPv6, or a sysctl disables it. Any
+/// other error is ignored here, and reported by the sockets that are needed.
 pub fn check() -> Result<(), NoIpv6> {
     match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
         Err(error) if is_absent(&error) => Err(NoIpv6(error)),

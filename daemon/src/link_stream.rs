@@ -1,7 +1,7 @@
 //! One end of a connection between a proxy and its agent, over a unix socket.
 //!
-//! A stream of tokio also waits for room to write, always: each time the peer reads, the kernel
-//! wakes the thread of this end for nothing. This one waits for room only while a write is
+//! A stream of tokio always waits for room to write, too: each time the peer reads, the kernel
+//! wakes the thread of this end for nothing. [`LinkStream`] waits for room only while a write is
 //! blocked.
 
 mod register;
@@ -36,8 +36,8 @@ pub struct LinkStream {
     read_now: ReadNow,
 }
 
-/// Has a stream look for data although its thread was not woken for them. The kernel may take
-/// longer to wake that thread than the peer takes to answer.
+/// Makes a stream look for data although its thread was not woken. The kernel may take longer to
+/// wake that thread than the peer takes to answer.
 #[derive(Clone, Debug, Default)]
 pub struct ReadNow(Arc<Request>);
 
@@ -76,7 +76,7 @@ impl LinkStream {
         Self::with_read_now(stream, ReadNow::default())
     }
 
-    /// The same; `read_now` has it look for data.
+    /// Like [`Self::new`]; `read_now` makes the stream look for data.
     pub fn with_read_now(stream: tokio::net::UnixStream, read_now: ReadNow) -> io::Result<Self> {
         let socket = register(stream.into_std()?, Interest::READABLE)?;
         Ok(Self {
@@ -118,7 +118,7 @@ impl LinkStream {
     }
 }
 
-/// Reads what there is; none if there is nothing.
+/// Reads the available bytes; `None` if there are none.
 fn read(mut socket: &UnixStream, into: &mut ReadBuf<'_>) -> Option<io::Result<usize>> {
     loop {
         match socket.read(into.initialize_unfilled()) {
@@ -161,7 +161,7 @@ impl AsyncRead for LinkStream {
                 readable.clear_ready();
                 continue;
             };
-            // Less than wanted: there was no more. What comes later is an event of its own.
+            // A short read means that no bytes are left. Later bytes cause an event of their own.
             if matches!(length, Ok(length) if length > 0 && length < wanted) {
                 readable.clear_ready();
             }
@@ -216,7 +216,7 @@ mod tests {
         let number = socket.as_fd().as_raw_fd().to_string();
         let mut flags = EpollFlags::empty();
         for entry in fs::read_dir("/proc/self/fdinfo").unwrap() {
-            // Closed meanwhile, by another test.
+            // Another test may have closed the descriptor.
             let text = fs::read_to_string(entry.unwrap().path()).unwrap_or_default();
             for line in text.lines() {
                 let words: Vec<_> = line.split_whitespace().collect();

@@ -1,9 +1,9 @@
-//! The filter of the log: levels of all lines and of modules. A misspelt level is an error, because the
-//! library takes it for the name of a module, and then no line of any other is logged.
+//! The filter of the log: levels of all lines and of modules. A misspelt level is an error, because
+//! the library takes it for the name of a module, and then logs no lines of other modules.
 
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-/// The level of lines for which the filter has none.
+/// The level of lines for which the filter names no level.
 const BASE: &str = "info";
 
 /// Why a filter cannot be used.
@@ -14,8 +14,8 @@ const BASE: &str = "info";
 )]
 pub(crate) struct LogFilterError(String, &'static str);
 
-/// Reads `LEVEL` and `MODULE=LEVEL`, with commas between them. All other lines are logged from info on
-/// if the filter has no level without a module. `example` is a module for the error.
+/// Reads `LEVEL` and `MODULE=LEVEL`, with commas between them. If the filter has no level without a
+/// module, all other lines are logged from `info` on. `example` is a module for the error.
 pub(crate) fn parse(filter: &str, example: &'static str) -> Result<EnvFilter, LogFilterError> {
     let fault = |reason: String| LogFilterError(reason, example);
     let parts = filter.split(',').map(str::trim);
@@ -79,7 +79,7 @@ mod tests {
             ("WARN", vec!["warn"]),
             ("off", vec!["off"]),
             ("info, kube=off,", vec!["kube=off", "info"]),
-            // The lines of all other modules do not vanish.
+            // Lines of all other modules are still logged.
             ("holdfast_agent=debug", vec!["holdfast_agent=debug", "info"]),
         ] {
             let read = parse(filter, "holdfast_sdp").expect("a filter").to_string();

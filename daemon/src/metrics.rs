@@ -56,7 +56,7 @@ pub fn meanings<L: Label>(metric: &'static str) -> impl Iterator<Item = [&'stati
     all.map(move |label| [metric, L::NAME, label.text(), label.meaning()])
 }
 
-/// One counter for each value of a label, for what happens seldom. Clones share the counters.
+/// One counter for each value of a label, for rare events. Clones share the counters.
 #[derive(Clone, Debug)]
 pub struct Counts<L> {
     counts: Arc<[AtomicU64]>,

@@ -1,4 +1,4 @@
-//! Between which peers the places of a socket are divided.
+//! The peers between which the places of a socket are divided.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -21,7 +21,7 @@ use crate::tcp_owner::TcpOwners;
 /// The other end of a connection, as far as limits count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Peer {
-    /// An address; of IPv6 the network (/64) that one host has to itself.
+    /// An IPv4 address, or the IPv6 network (/64) that one host has to itself.
     Address(IpAddr),
     /// A user of this machine, over TCP.
     User(u32),
@@ -29,12 +29,12 @@ pub enum Peer {
     Process {
         /// Uid of the process that connected.
         user: u32,
-        /// Its number; 0 = of a PID namespace that this process does not see.
+        /// Its process id; 0 if its PID namespace is not visible to this process.
         pid: i32,
-        /// Inode of its pidfd, which tells processes apart that have the number 0 (Linux 6.9).
+        /// Inode of its pidfd (Linux 6.9), which distinguishes processes with the number 0.
         instance: u64,
     },
-    /// One that the kernel does not name.
+    /// A peer that the kernel does not identify.
     #[default]
     Unnamed,
 }
@@ -54,7 +54,7 @@ impl Peer {
         Self::named(stream, process.as_ref())
     }
 
-    /// The same, where [`process_of`] the stream is known.
+    /// Like [`Self::of_process`], if the result of [`process_of`] is known.
     pub fn named(stream: &UnixStream, process: Option<&OwnedFd>) -> Self {
         let Ok(credentials) = stream.peer_cred() else {
             return Self::Unnamed;
@@ -78,7 +78,7 @@ impl Peer {
         }
     }
 
-    /// Its user, where that is known.
+    /// The peer's user, if it is known.
     pub fn user(self) -> Option<u32> {
         match self {
             Self::User(user) | Self::Process { user, .. } => Some(user),
@@ -87,8 +87,8 @@ impl Peer {
     }
 }
 
-/// A descriptor of the process at the other end of a unix socket: `SO_PEERPIDFD`, and before Linux 6.5
-/// the process that has its number.
+/// A descriptor of the process at the other end of a unix socket, by `SO_PEERPIDFD`; before Linux
+/// 6.5, by the process id.
 pub fn process_of(stream: &impl AsFd) -> Option<OwnedFd> {
     match getsockopt(stream, sockopt::PeerPidfd) {
         Err(Errno::ENOPROTOOPT) => process_of_number(stream),
@@ -96,8 +96,8 @@ pub fn process_of(stream: &impl AsFd) -> Option<OwnedFd> {
     }
 }
 
-/// While the socket is connected, its process lives, or one that has inherited it. In the second case the
-/// number may be another process's.
+/// While the socket is connected, its process lives, or another process has inherited the socket.
+/// In the second case the process id may belong to yet another process.
 fn process_of_number(stream: &impl AsFd) -> Option<OwnedFd> {
     let credentials = getsockopt(stream, sockopt::PeerCredentials).ok()?;
     let process = pidfd_open(Pid::from_raw(credentials.pid())?, PidfdFlags::empty()).ok()?;

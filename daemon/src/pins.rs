@@ -1,10 +1,11 @@
 //! Directories of the BPF file system: made, checked, locked.
 //!
 //! The root of a BPF file system may be writable by everyone (mode 1777), so that another user
-//! could make our directories first and put his own things into them. Every directory below it is
+//! could make our directories first and put other objects into them. Every directory below it is
 //! opened without following links and must belong to this process's user or to root. Directories
-//! also are the locks, as a BPF file system has no ordinary files. A lock belongs to the inode, so it
-//! also works between mount namespaces. Only a user who may open the directory can take it.
+//! also serve as locks, because a BPF file system has no ordinary files. A lock belongs to the
+//! inode, so it also works between mount namespaces. Only a user who may open the directory can
+//! take it.
 
 use std::{
     fs::{self, File},
@@ -30,7 +31,7 @@ const STICKY: u32 = 0o1000;
 /// Users that may open a directory of [`make`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MayOpen {
-    /// Everyone; a directory that is there keeps its mode.
+    /// Everyone. An existing directory keeps its mode.
     Everyone,
     /// Only the owner (mode 0700).
     Owner,
@@ -66,7 +67,7 @@ pub enum PinDirError {
     },
 }
 
-/// Opens the directory `below` of `root`, and makes what is missing of it.
+/// Opens the directory `below` in `root`, and makes its missing parts.
 pub fn make(root: &Path, below: &str, may_open: MayOpen) -> Result<File, PinDirError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -136,7 +137,7 @@ fn open_to(dir: &File, may_open: MayOpen) -> nix::Result<()> {
     fchmod(dir, Mode::from_bits_truncate(mode))
 }
 
-/// Locks an opened directory. None if another process still held it after `limit`.
+/// Locks an opened directory. Returns `None` if another process still held the lock after `limit`.
 pub fn lock(mut dir: File, limit: Duration) -> io::Result<Option<Flock<File>>> {
     let deadline = Instant::now() + limit;
     loop {

@@ -50,7 +50,7 @@ pub struct HoldError {
     source: io::Error,
 }
 
-/// The port, as far as it is held.
+/// The sockets that hold the port.
 #[derive(Debug)]
 pub struct PortHold {
     wanted: Vec<(Transport, SocketAddr)>,
@@ -108,7 +108,7 @@ fn hold_udp(at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A TCP socket that keeps a port for this user: bound, it does not listen.
+/// A TCP socket that keeps a port for this user: it is bound but does not listen.
 ///
 /// # Errors
 /// Another user has the port, or the limit on open descriptors is reached.
@@ -116,7 +116,7 @@ pub fn hold_tcp(at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(bound(at, Type::STREAM)?.into())
 }
 
-/// With SO_REUSEADDR other users could bind the port beside it.
+/// A bound socket without SO_REUSEADDR: with it, other users could bind the port, too.
 fn bound(at: SocketAddr, kind: Type) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(at), kind.nonblocking(), None)?;
     if at.is_ipv6() {
@@ -127,8 +127,8 @@ fn bound(at: SocketAddr, kind: Type) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Makes a UDP socket deaf: connected to a peer that never sends, it gets no new datagrams while its
-/// queue stays readable.
+/// Stops a UDP socket from receiving: connected to a peer that never sends, it gets no new
+/// datagrams while its queue stays readable.
 ///
 /// # Errors
 /// The errors of connect(2).
@@ -138,11 +138,11 @@ pub fn deafen(socket: &OwnedFd, ipv6: bool) -> io::Result<()> {
     } else {
         Ipv4Addr::LOCALHOST.into()
     };
-    // Port 9 (discard, RFC 863) as a source: no client sends from there.
+    // No client sends from port 9 (discard, RFC 863).
     SockRef::from(socket).connect(&SockAddr::from(SocketAddr::from((peer, 9))))
 }
 
-/// Uid of the socket that is bound there, from the list of proc(5).
+/// Uid of the socket that is bound to `at`, from the list of proc(5).
 fn user_of(transport: Transport, at: SocketAddr) -> Option<u32> {
     let table = fs::read_to_string(transport.table(at.ip())).ok()?;
     user_in(&table, at)

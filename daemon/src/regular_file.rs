@@ -14,11 +14,11 @@ use nix::{errno::Errno, fcntl::OFlag};
 
 use crate::lookup::Lookup;
 
-/// Bytes of a file at most.
+/// Most bytes of a file.
 pub const MAX_FILE: u64 = 256 << 20;
 
-/// How files are opened that should be regular ones: a pipe does not wait for its other end, and a
-/// link is not followed.
+/// Flags for opening a file that should be regular: opening a pipe does not wait for its other end,
+/// and a link is not followed.
 pub const NO_WAIT: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOFOLLOW);
 
 /// Why a file is not read.
@@ -45,7 +45,8 @@ impl FileError {
         }
     }
 
-    /// Whether the same file may be read a moment later: the process or the node lacks something.
+    /// Whether the same file may be readable a moment later, because only the process or the node
+    /// lacked a resource.
     fn is_passing(&self) -> bool {
         let Self::Io(error) = self else {
             return false;
@@ -84,7 +85,7 @@ pub fn is_passing(error: &io::Error) -> bool {
 /// Opens a regular file to read it. Symbolic links are followed.
 pub fn open(path: &Path) -> Result<File, FileError> {
     check(&fs::metadata(path)?)?;
-    // It may have been replaced since: opening a pipe like this does not wait.
+    // The file may have been replaced since. With these flags, opening a pipe does not wait.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits())
@@ -110,7 +111,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     }
 }
 
-/// Makes an empty file, or empties the one that is there. A pipe, a socket or a link in its place is
+/// Makes an empty file, or empties an existing one. A pipe, a socket or a link in its place is
 /// removed: opening a pipe would wait for a reader.
 pub fn create(path: &Path) -> io::Result<File> {
     if let Ok(found) = fs::symlink_metadata(path)
@@ -128,7 +129,7 @@ pub fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// As [`read`], and refuses a file that is not UTF-8.
+/// Like [`read`], but refuses a file that is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String, FileError> {
     String::from_utf8(read(path)?).map_err(|error| {
         let error = io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
@@ -136,13 +137,13 @@ pub fn read_text(path: &Path) -> Result<String, FileError> {
     })
 }
 
-/// As [`read`], of a file that may have been removed. The error of a file that is there, or may be
-/// there, is a [`FileError`].
+/// Like [`read`], for a file that may have been removed. If the file exists or may exist, the error
+/// contains a [`FileError`].
 pub fn look(path: &Path) -> Lookup<Vec<u8>> {
     match read(path) {
         Ok(bytes) => Lookup::Found(bytes),
         Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
-            // The target of a link is absent, and the link is not.
+            // The path may be a link whose target is absent.
             match Lookup::of_path(fs::symlink_metadata(path)) {
                 Lookup::Found(_) => Lookup::Unknown(io::Error::other(FileError::NotAFile(
                     "a symbolic link to a file that is absent",

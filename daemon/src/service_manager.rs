@@ -61,8 +61,7 @@ impl ServiceManager {
         self.socket.is_some()
     }
 
-    /// Sends the state if it is another than the last one: `status` is a line for people, and a ready
-    /// process serves.
+    /// Sends the state if it differs from the last one. `status` is a line for people.
     pub fn state(&self, is_ready: bool, status: &str) {
         let status = status.replace('\n', " ");
         let ready = if is_ready { "READY=1\n" } else { "" };
@@ -73,17 +72,18 @@ impl ServiceManager {
         }
     }
 
-    /// The process works: its watchdog starts again.
+    /// Reports that the process works, which restarts its watchdog's time.
     pub fn alive(&self) {
         self.send("WATCHDOG=1\n");
     }
 
-    /// The process begins to stop.
+    /// Reports that the process begins to stop.
     pub fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=stopping\n");
     }
 
-    /// Whether the manager has the message. A later one replaces one that it has not.
+    /// Sends a message. Returns whether the manager received it. A lost message is not repeated,
+    /// because a later one replaces it.
     fn send(&self, message: &str) -> bool {
         let sent = self
             .socket

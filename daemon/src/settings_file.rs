@@ -17,7 +17,7 @@ use crate::{
     flags::{FileFlags, ValueError},
 };
 
-/// Bytes of a settings file.
+/// Most bytes of a settings file.
 const MAX_FILE: usize = 1 << 20;
 
 /// Why the files of a command line cannot be used. Exit code 2.
@@ -28,7 +28,7 @@ pub enum SettingsError {
     Read {
         /// The value of the flag.
         path: PathBuf,
-        /// As the kernel or the decoder reports it.
+        /// The error of the kernel or the decoder.
         source: io::Error,
     },
     /// The directory cannot be read.
@@ -76,8 +76,9 @@ pub struct FileSettings {
     pub ignored: Vec<String>,
 }
 
-/// Reads the files that the flags `--config` and `--config-dir` of `command` name; `given` is what its
-/// line and environment have. The file overrides the directory, which `directory` reads.
+/// Reads the files that the flags `--config` and `--config-dir` of `command` name; `given` has the
+/// flags from its command line and environment. The file overrides the directory, which `directory`
+/// reads.
 ///
 /// `line`: the command as a user types it, for messages.
 ///
@@ -114,7 +115,7 @@ pub fn read<E: From<SettingsError>>(
     Ok(FileSettings { arguments, ignored })
 }
 
-/// Flags for those keys of the file that `--config` names which are flags of `command`: the file is one of
+/// Reads the file of `--config` for those keys that are flags of `command`. The file belongs to
 /// another command, which checks the other keys.
 ///
 /// # Errors

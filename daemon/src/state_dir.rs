@@ -9,7 +9,7 @@ use std::{
 /// The state directory of one program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateDir {
-    /// Path, as that program has it.
+    /// Path in that program's file system.
     pub path: PathBuf,
     /// Device and inode; `None` if there is no such directory, or it cannot be looked at.
     pub inode: Option<(u64, u64)>,
@@ -25,7 +25,8 @@ impl StateDir {
         }
     }
 
-    /// Whether `other` is another directory. One without a path is not known, and so no other one.
+    /// Whether `other` is another directory. A directory without a path is unknown and does not
+    /// count as another.
     pub fn differs_from(&self, other: &Self) -> bool {
         let is_known = |dir: &Self| !dir.path.as_os_str().is_empty();
         if !is_known(self) || !is_known(other) {

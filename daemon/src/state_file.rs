@@ -76,14 +76,14 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Sets the file aside. Gives the error, `how`, and the new path.
+    /// Sets the file aside. Returns a text with the error, `how` and the new path.
     pub fn set_aside(self, how: &str) -> io::Result<String> {
         let aside = set_aside(&self.path)?;
         Ok(format!("{}{how} {}", self.error, aside.display()))
     }
 
-    /// As [`Self::set_aside`], but a failure is part of the text: the start goes on with the file in
-    /// its place.
+    /// Like [`Self::set_aside`], but a failure becomes part of the text: the start continues with
+    /// the file in its place.
     pub fn try_to_set_aside(self, how: &str) -> String {
         let Self { path, error } = self;
         match set_aside(&path) {
@@ -93,7 +93,8 @@ impl Damage {
     }
 }
 
-/// Reads a file. It is an error, and no damage, if the same file may be readable a moment later.
+/// Reads a file. If the same file may be readable a moment later, this returns an error instead of
+/// [`Content::Damaged`].
 pub fn read<T, E: Display>(
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, E>,
@@ -113,8 +114,8 @@ pub fn read<T, E: Display>(
     }
 }
 
-/// As [`read`], for a file without which the start goes on: one that cannot be used or read is set
-/// aside, so that the next write does not replace it.
+/// Like [`read`], for a file that the start can do without. A file that cannot be used or read is
+/// set aside, so that the next write does not replace it.
 ///
 /// # Errors
 /// What is wrong with the file, and where it is now.
@@ -172,12 +173,12 @@ pub fn write_atomic(path: &Path, text: &[u8]) -> io::Result<()> {
     rename_synced(&file, &temporary, path)
 }
 
-/// As [`write_atomic`], with `content` as JSON.
+/// Like [`write_atomic`], with `content` as JSON.
 pub fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()> {
     write_atomic(path, &serde_json::to_vec_pretty(content)?)
 }
 
-/// Gives a whole file, which is at `temporary`, its name, durably.
+/// Renames a complete file from `temporary` to `path`, durably.
 pub fn rename_synced(file: &File, temporary: &Path, path: &Path) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(temporary, path)?;
@@ -189,8 +190,8 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Moves an unusable file out of the way, to the path with `.corrupt`. Gives its new path. A file
-/// that was set aside before is replaced; a directory that was is not.
+/// Moves an unusable file out of the way, to the path with `.corrupt`. Returns its new path. A file
+/// that was set aside earlier is replaced; a directory is not.
 pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let mut last = None;
     for number in 0..ASIDES {
@@ -223,12 +224,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         write_atomic(&path, b"old").unwrap();
-        // A directory in the temporary's place: the write fails before the rename.
+        // With a directory in place of the temporary file, the write fails before the rename.
         fs::create_dir(dir.path().join("f.new")).unwrap();
         assert!(write_atomic(&path, b"new").is_err());
         assert_eq!(fs::read(&path).unwrap(), b"old");
         fs::remove_dir(dir.path().join("f.new")).unwrap();
-        // What a crash left behind is overwritten, shorter text included.
+        // A file that a crash left behind is overwritten, even by a shorter text.
         fs::write(dir.path().join("f.new"), b"half of something longer").unwrap();
         write_atomic(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");

@@ -36,13 +36,14 @@ use crate::{
 /// The program, built by `cargo xtask bpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../../bpf/prebuilt/holdfast-steer.o");
 const NAME: &str = "steer";
-/// Network namespace of this thread: a test may have put it into one of its own.
+/// Network namespace of this thread. A test may have moved the thread into its own namespace.
 const NETNS: &str = "/proc/thread-self/ns/net";
 /// Longest part of a verifier log that goes into an error, characters, from its end.
 const LOG_TAIL: usize = 1200;
 /// In the verifier's log of a kernel before 5.17: the program reads a field that is not there.
 const NO_INTERFACE: &str = "invalid bpf_context access";
-/// Longer than loading the program takes: who holds the lock for longer does not load.
+/// Longest wait for the lock. Loading takes less, so a process that holds the lock for longer
+/// hangs.
 const LOCKED_FOR: Duration = Duration::from_secs(2);
 
 /// Why the steering program or its maps are not in place.
@@ -54,7 +55,7 @@ pub enum SteerError {
     /// A directory of the BPF file system cannot be used.
     #[error(transparent)]
     Directory(#[from] PinDirError),
-    /// A directory cannot be locked, or a pin not given to the proxies' group.
+    /// A directory cannot be locked, or a pin cannot be given to the proxies' group.
     #[error("{path}: {source}", path = .path.display())]
     Files {
         /// The directory, pin or namespace file.
@@ -75,7 +76,7 @@ pub enum SteerError {
     },
 }
 
-/// Makes what is missing of maps and program, and opens the slots to `group`. Needs root.
+/// Makes the missing maps and the program, and opens the slots to `group`. Needs root.
 ///
 /// Maps that another process pinned stay: maps of one name have the same layout in all versions. A
 /// program stays if it uses these maps, and either is holdfast-agent's or has the code of this one.
@@ -136,8 +137,8 @@ fn is_good(
     Ok(same_code && maps.iter().all(|id| has.contains(id)))
 }
 
-/// Puts the program on this thread's network namespace, in place of an earlier one if there is
-/// one. The maps must be there. Gives the program's number.
+/// Attaches the program to this thread's network namespace, in place of an earlier one if there is
+/// one. The maps must exist. Returns the program's id.
 pub fn replace(globals: &Globals) -> Result<u32, SteerError> {
     let _locked = lock(globals)?;
     let mut ebpf = load(globals)?;
@@ -146,7 +147,7 @@ pub fn replace(globals: &Globals) -> Result<u32, SteerError> {
     Ok(program.info().map_err(|error| refused(&error))?.id())
 }
 
-/// Fault of the program with this number, which [`replace`] attached. `None` if it steers.
+/// Fault of the program with this id, which [`replace`] attached. `None` if it steers.
 pub fn fault(globals: &Globals, program: u32) -> Option<String> {
     let path = link_pin(globals);
     let link = match PinnedLink::read(&path) {
@@ -173,8 +174,9 @@ pub fn fault(globals: &Globals, program: u32) -> Option<String> {
     }
 }
 
-/// Keeps processes that start together from pinning one over the other. None if another process
-/// of root held the lock for longer than loading takes: it hangs, and must not hold up a start.
+/// Keeps processes that start together from pinning one over the other. Returns `None` if another
+/// process of root held the lock for longer than loading takes: it hangs, and must not delay a
+/// start.
 fn lock(globals: &Globals) -> Result<Option<Flock<fs::File>>, SteerError> {
     let dir = pins::make(globals.root(), pin::PROGRAMS_LOCK, MayOpen::Owner)?;
     let path = globals.root().join(pin::PROGRAMS_LOCK);
@@ -208,7 +210,7 @@ fn ids_of_maps(globals: &Globals) -> Result<[u32; 3], MapError> {
     Ok([redirect.id(), slots.id(), socks.id()])
 }
 
-/// Lets the proxies' group take slots.
+/// Gives the proxies' group access to the slots.
 pub fn share(globals: &Globals, group: u32) -> Result<(), SteerError> {
     pins::make(globals.root(), pin::SLOTS_LOCK, MayOpen::Group(group))?;
     for name in [SLOTS_NAME, SOCKS_NAME] {
@@ -244,7 +246,7 @@ fn load(globals: &Globals) -> Result<Ebpf, SteerError> {
     Ok(ebpf)
 }
 
-/// Whether the kernel shows to the program by which interface a packet came.
+/// Whether the kernel lets the program read by which interface a packet came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interface {
     Shown,
@@ -296,8 +298,8 @@ fn attach(globals: &Globals, program: &mut SkLookup) -> Result<(), SteerError> {
     })?;
     let id = program.attach(netns).map_err(|error| refused(&error))?;
     let link = program.take_link(id).map_err(|error| refused(&error))?;
-    // Both programs run until the new pin replaces the old one: they
-    // select alike, and the later selection holds.
+    // Both programs run until the new pin replaces the old one. They select the same sockets, and
+    // the later selection counts.
     let path = link_pin(globals);
     pin_over(link.into(), &path).map_err(|reason| SteerError::Pin { path, reason })
 }
@@ -314,7 +316,7 @@ pub fn pin_over(link: FdLink, path: &Path) -> Result<(), String> {
     fs::rename(&next, path).map_err(|error| tail(&error))
 }
 
-/// An error with its causes; of a long one (a verifier log) the end.
+/// An error with its causes. A long text, such as a verifier log, is cut to its end.
 pub fn tail(error: &dyn Error) -> String {
     let text = chain(error);
     let length = text.chars().count();

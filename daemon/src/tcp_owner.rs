@@ -1,4 +1,5 @@
-//! Which user has the other end of a TCP connection within this network namespace (sock_diag(7)).
+//! Finds the user at the other end of a TCP connection within this network namespace
+//! (sock_diag(7)).
 
 use std::{
     io,
@@ -26,7 +27,7 @@ const HEADER: usize = 16;
 const QUERY: usize = HEADER + 56;
 /// `TCP_ESTABLISHED` and `TCP_CLOSE_WAIT`: a socket in another state may have no user any more.
 const WITH_USER: [u8; 2] = [1, 8];
-/// Longest wait for an answer of the kernel, milliseconds; it comes at once.
+/// Longest wait for an answer of the kernel, milliseconds. Usually it comes at once.
 const WITHIN_MS: i64 = 100;
 
 /// Asks the kernel, through one socket that stays open.
@@ -49,7 +50,7 @@ impl TcpOwners {
     /// The user of the socket at `from` that is connected to `to`.
     pub fn user_of(&self, from: SocketAddr, to: SocketAddr) -> io::Result<u32> {
         let asking = self.0.lock();
-        // An answer that came too late is of another query.
+        // Drops late answers to earlier queries.
         let mut answer = [0; 1024];
         while recv(asking.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT).is_ok() {}
         send(asking.as_raw_fd(), &query(from, to), MsgFlags::empty())?;
@@ -63,7 +64,7 @@ fn query(from: SocketAddr, to: SocketAddr) -> [u8; QUERY] {
     bytes.extend(u32::try_from(QUERY).unwrap_or(0).to_ne_bytes());
     bytes.extend(BY_FAMILY.to_ne_bytes());
     bytes.extend(REQUEST.to_ne_bytes());
-    // Sequence and port.
+    // Sequence number and netlink port.
     bytes.extend([0; 8]);
     let family = match from {
         SocketAddr::V4(_) => AddressFamily::Inet,

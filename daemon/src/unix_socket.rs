@@ -19,8 +19,8 @@ use nix::{
 /// the agent opens what the proxy needs.
 pub const PROXY_ID: u32 = 10094;
 
-/// Connects without waiting. A socket with as many waiting connections as it can have gives
-/// `WouldBlock`: a process holds it, and does not accept them.
+/// Connects without waiting. If the socket's queue of waiting connections is full, the error is
+/// `WouldBlock`: a process has the socket and does not accept connections.
 pub fn connect_now(path: &Path) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let client = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

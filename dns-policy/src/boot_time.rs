@@ -18,7 +18,7 @@ impl BootTime {
         Self::from_nanos(shared_maps::user::boottime_ns())
     }
 
-    /// The instant `nanos` after the start; the last one, 584 years later, if it is beyond it.
+    /// The instant `nanos` after the start, but at most the last one, 584 years after the start.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self::START.plus_nanos(nanos)
     }

@@ -50,7 +50,7 @@ fn read(text: &str) -> Option<Duration> {
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// `number` (digits with at most one point) units of so many nanoseconds.
+/// `number` (digits with at most one point) times `unit` nanoseconds.
 fn multiple(number: &str, unit: u128) -> Option<Duration> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {

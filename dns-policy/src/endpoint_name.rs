@@ -22,7 +22,7 @@ pub struct EndpointNames<'a> {
     pub addresses: Vec<IpAddr>,
 }
 
-/// How well a text names an endpoint. The better one is less.
+/// How well a text names an endpoint. A better match orders first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
     /// Number, key, pod, place or address.
@@ -59,8 +59,8 @@ fn stem(name: &str) -> &str {
     stem.unwrap_or(name)
 }
 
-/// The endpoints of `all` that a person may mean. Those that the text names as a whole count before
-/// those of which it is a part.
+/// The endpoints of `all` that a person may mean. Endpoints that the text names as a whole count
+/// before endpoints that it names by a part.
 pub fn called<'a, T>(text: &str, all: impl Iterator<Item = (T, EndpointNames<'a>)>) -> Vec<T> {
     let matches = all.filter_map(|(endpoint, names)| Some((names.called(text)?, endpoint)));
     let matches: Vec<(Match, T)> = matches.collect();
@@ -72,16 +72,16 @@ pub fn called<'a, T>(text: &str, all: impl Iterator<Item = (T, EndpointNames<'a>
 /// Why a text names no endpoint, with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoEndpoint {
-    /// There is none.
+    /// No endpoint has such a name.
     #[error(
         "there is no endpoint {0}: give its number, key, name, pod (namespace/name), container \
          (podman/NAME) or address; `holdfast-agent endpoint list` shows them"
     )]
     Unknown(String),
-    /// There are several.
+    /// Several endpoints match the text.
     #[error("{text} may mean endpoint {}: give the number", .found.join(" or "))]
     Ambiguous {
-        /// As it was written.
+        /// The text as it was written.
         text: String,
         /// Each match as `number (key)`.
         found: Vec<String>,
@@ -130,7 +130,7 @@ mod tests {
             ("cni-1", &[3]),
             ("web", &[4]),
             ("2001:db8:0::4", &[4]),
-            // An address before a namespace of that name.
+            // An address counts before a namespace of that name.
             ("10.0.0.1", &[1]),
             ("eth0", &[1, 3, 5]),
             ("", &[]),

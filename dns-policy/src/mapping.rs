@@ -9,8 +9,8 @@ use shared_maps::EndpointId;
 
 use crate::{boot_time::BootTime, name::Fqdn, rule::Transport};
 
-/// A lease ends at most so long after it was given: an agent that must break one waits no longer.
-/// It is given again with each mapping.
+/// Longest time until a lease ends: an agent that must break a lease waits no longer. Each mapping
+/// gives the lease again.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(3600);
 
 /// One endpoint as it is now: its number may be reused, an instance is not.
@@ -43,7 +43,7 @@ pub struct Mapping {
     pub server: SocketAddr,
     /// Transport of the client's query.
     pub transport: Transport,
-    /// Sent again from a table, not a live answer.
+    /// Whether it was sent again from a table, and is no live answer.
     pub replayed: bool,
 }
 
@@ -87,7 +87,6 @@ pub enum Refusal {
     RateLimited,
     /// The datapath could not take it: map full, identities exhausted.
     NotRealised,
-    /// The agent wants the client to get SERVFAIL: only those say so that have no other word
-    /// for it (FQDNData).
+    /// The agent wants the client to get SERVFAIL. Only agents whose protocol has no other reason (FQDNData) say so.
     Rejected,
 }

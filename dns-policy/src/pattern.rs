@@ -4,9 +4,8 @@
 //! ([`crate::name::Fqdn`]). In a pattern
 //! - `*` stands for zero or more of `[-a-zA-Z0-9_]`, never for a dot;
 //! - two or more `*` at the start, directly before a dot, stand for one or more whole labels;
-//! - nothing but `*` (and perhaps a final dot) matches every name. Every name
-//!   there is for a DNS rule; for a `toFQDNs` selector only the root and names
-//!   whose labels consist of `[-a-zA-Z0-9_]`.
+//! - nothing but `*` (and perhaps a final dot) matches every name in a DNS rule. In a `toFQDNs`
+//!   selector it matches only the root and names whose labels consist of `[-a-zA-Z0-9_]`.
 
 mod glob;
 pub mod restored;
@@ -40,7 +39,7 @@ pub enum PatternError {
         /// Length of the text, bytes.
         len: usize,
     },
-    /// Holds a character that is not allowed there.
+    /// The text holds a character that is not allowed there.
     #[error("{field} {text:?} holds {character:?}; allowed are {allowed}")]
     BadCharacter {
         /// The field of the rule: `matchName` or `matchPattern`.
@@ -211,7 +210,7 @@ fn is_labels(text: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SelectorMatcher(Pattern);
 
-/// How a selector can be found without asking each one.
+/// How a selector can be found without a comparison with each one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SelectorKey<'a> {
     /// Matches this name and no other.
@@ -239,7 +238,7 @@ impl SelectorMatcher {
         }
     }
 
-    /// For an index over many selectors. What it finds must still be asked with [`Self::matches`].
+    /// Key for an index over many selectors. A selector that is found must still be asked with [`Self::matches`].
     pub fn key(&self) -> SelectorKey<'_> {
         match &self.0 {
             Pattern::Exact(name) => SelectorKey::Exact(name.as_str()),

@@ -1,7 +1,7 @@
 //! DNS rules as values, free of any wire format.
 //!
 //! The agent renders them from policy, the link receives them over gRPC, and
-//! restore reads them from `ep_config.json`; [`super`] compiles them.
+//! restore reads them from `ep_config.json`; [`crate::table`] compiles them.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -29,7 +29,7 @@ impl Transport {
         }
     }
 
-    /// From an IP protocol number.
+    /// The transport with this IP protocol number.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             17 => Some(Self::Udp),
@@ -39,7 +39,7 @@ impl Transport {
     }
 }
 
-/// All DNS rules of one endpoint. No entry for a port and transport denies it.
+/// All DNS rules of one endpoint. A port and transport without an entry is denied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointRules {
     /// Rules by server port and transport.
@@ -82,9 +82,9 @@ pub enum Servers {
 /// Names that a rule allows queries for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameRules {
-    /// Every name, the root and odd ones included: of a rule without DNS names, by which the datapath
-    /// sends no query to the proxy. It adds every name where another rule of the port is about the
-    /// server ([`PortRules::sends_to_proxy`]).
+    /// Every name, the root and odd ones included: a rule without DNS names, for which the datapath
+    /// sends no query to the proxy. Where another rule of the port sends the server's queries to
+    /// the proxy, this rule allows every name ([`PortRules::sends_to_proxy`]).
     All,
     /// Names that one of these matches; an empty list matches none.
     Names(Vec<NameRule>),
@@ -100,7 +100,7 @@ impl NameRules {
 }
 
 impl Servers {
-    /// Whether a server is one of them.
+    /// Whether a server with this identity and address is among them.
     pub fn select(&self, identity: IdentityId, address: IpAddr) -> bool {
         match self {
             // A rule names the Services that it is about: their port is not that of their backends.
@@ -110,7 +110,7 @@ impl Servers {
         }
     }
 
-    /// Those that are also among `others`; none if there are none.
+    /// The servers that are also among `others`; `None` if there are none.
     fn among(&self, others: &[&Self]) -> Option<Self> {
         let is_any = others.iter().any(|other| matches!(other, Self::Any));
         let identities = others.iter().filter_map(|other| match other {
@@ -129,7 +129,7 @@ impl Servers {
                 let ids: BTreeSet<IdentityId> = own.intersection(&identities).copied().collect();
                 (!ids.is_empty()).then_some(Self::Identities(ids))
             }
-            // Only restored rules have them, and those are all of ports of the proxy.
+            // Only restored rules have prefixes, and these rules are all of ports of the proxy.
             Self::Prefixes(_) => Some(self.clone()),
         }
     }
@@ -143,8 +143,8 @@ impl SelectorRule {
 }
 
 impl PortRules {
-    /// Whether the datapath sends queries to this server to the proxy. A rule without names alone lets
-    /// them pass without it.
+    /// Whether the datapath sends queries to this server to the proxy. If the server has only rules
+    /// without names, its queries pass without the proxy.
     pub fn sends_to_proxy(&self, server: IdentityId, address: IpAddr) -> bool {
         let mut named = self.rules.iter().filter(|rule| rule.has_names());
         named.any(|rule| rule.servers.select(server, address))
@@ -189,12 +189,12 @@ impl NameRule {
     }
 }
 
-/// Rules of one endpoint with its number.
+/// The rules of one endpoint, and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesOf {
     /// Endpoint that the rules apply to.
     pub endpoint: EndpointId,
-    /// Its rules; without ports it has none.
+    /// Rules of the endpoint; without ports there are none.
     pub rules: EndpointRules,
 }
 

@@ -25,12 +25,12 @@ pub struct UnknownProtocol(u8);
 pub struct StoredRules {
     /// Version of the format.
     pub version: u64,
-    /// Boot id of the machine when they were written.
+    /// Boot id of the machine when the rules were written.
     pub boot_id: String,
     /// Start count of the agent that wrote them.
     #[serde(default)]
     pub start: u64,
-    /// Revision of the policy then.
+    /// Revision of the policy when the rules were written.
     #[serde(default)]
     pub revision: u64,
     #[serde(default)]
@@ -53,7 +53,7 @@ struct StoredRule {
     any_server: bool,
     #[serde(default)]
     servers: BTreeSet<u32>,
-    /// None at all allows every name.
+    /// An empty list allows every name.
     #[serde(default)]
     names: Vec<NameRule>,
 }

@@ -117,8 +117,8 @@ impl PolicyTable {
         self.endpoints.ids()
     }
 
-    /// Rules of one endpoint, rendered back from their compiled form: equal in
-    /// meaning to those given. Reads every name there is: for people, not for queries.
+    /// Rules of one endpoint, rendered back from their compiled form: equal in meaning to those
+    /// given. It reads all names of the table, so it is for people, not for queries.
     pub fn describe(&self, endpoint: EndpointId) -> Option<EndpointRules> {
         let compiled = self.endpoints.get(endpoint)?;
         let text: BTreeMap<NameId, &Arc<str>> = self.names.iter().map(|(n, id)| (id, n)).collect();
@@ -200,7 +200,7 @@ struct CompiledRule {
     selector: Box<str>,
     servers: CompiledServers,
     names: Arc<Matcher>,
-    /// [`NameRules::All`], which differs from a pattern for every name.
+    /// Whether it was [`NameRules::All`], which differs from a pattern for every name.
     is_plain: bool,
 }
 
@@ -293,7 +293,7 @@ pub struct PolicyHandle {
 }
 
 impl PolicyHandle {
-    /// Without any rules: everything is denied.
+    /// A handle without any rules: everything is denied.
     pub fn new() -> Self {
         Self::default()
     }
@@ -337,7 +337,7 @@ impl PolicyHandle {
             let compiled = Arc::new(compiler.compile(of, &mut errors));
             replaced.extend(table.endpoints.put(of.endpoint, compiled));
         }
-        // After the new ones took theirs, so that what both have is not built twice.
+        // Released after the new rules are compiled, so that what both have in common is not built twice.
         for old in &replaced {
             compiler.release(old);
         }

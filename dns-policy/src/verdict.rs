@@ -14,7 +14,7 @@ pub enum Verdict {
 pub enum DenyReason {
     /// The endpoint has no DNS rules at all.
     NoRules,
-    /// The endpoint has none for this server port and transport.
+    /// The endpoint has no rules for this server port and transport.
     NoRulesForPort,
     /// No rule is about this server.
     ServerNotSelected,

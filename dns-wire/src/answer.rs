@@ -13,8 +13,8 @@ use super::{
     edns::Edns, labels,
 };
 
-/// Addresses that are learned of one answer. Pools of servers have some dozens; the agent takes
-/// no more of one mapping either.
+/// Most addresses that are learned from one answer. Pools of servers have some dozens, and the
+/// agent takes no more from one mapping.
 pub const MAX_ADDRESSES: usize = 1024;
 /// Longest CNAME chain that is followed.
 const MAX_CHAIN: usize = 32;
@@ -73,7 +73,7 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// Leaves the first [`MAX_ADDRESSES`], each once.
+    /// Keeps the first [`MAX_ADDRESSES`], each once.
     fn limit(&mut self) {
         if self.addresses.len() > MAX_ADDRESSES {
             let mut known = HashSet::with_hasher(RandomState::default());
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_long_chain_costs_no_more_than_reading_each_owner_once() {
-        // Names as long as may be, which differ in their last label only.
+        // Names of the greatest length, which differ in their last label only.
         let name = |number: usize| {
             let mut name = [1, b'a'].repeat(120);
             name.extend_from_slice(&[4]);
@@ -380,7 +380,7 @@ mod tests {
         let before = steps::taken();
         assert_eq!(learned(&built), None);
         let taken = steps::taken() - before;
-        // Hashed once, compared with one other name; and the chain with itself.
+        // Each name is hashed once and compared with one other, and the chain is compared with itself.
         let names = 3 * records + MAX_CHAIN * MAX_CHAIN + 2 * MAX_CHAIN;
         assert!(taken <= 123 * names, "{taken} steps for {records} records");
     }

@@ -6,11 +6,11 @@ use super::{HEADER_LEN, Header, Record, TYPE_OPT, labels, put_u16, u16_at};
 
 /// Option EDNS TCP keepalive (RFC 7828): between two hops only.
 const OPTION_TCP_KEEPALIVE: u16 = 11;
-/// Unit of the time in it (RFC 7828, 3.1).
+/// Unit of the time in that option (RFC 7828, 3.1).
 const KEEPALIVE_UNIT: Duration = Duration::from_millis(100);
 /// Option COOKIE (RFC 7873).
 pub(crate) const OPTION_COOKIE: u16 = 10;
-/// Length of a cookie that a server had a part in, bytes (RFC 7873, 4).
+/// Length of a cookie with a server part, bytes (RFC 7873, 4).
 const FULL_COOKIE: std::ops::RangeInclusive<usize> = 16..=40;
 /// Flag DO in the extended flags (RFC 3225).
 const FLAG_DNSSEC_OK: u32 = 0x8000;
@@ -82,7 +82,7 @@ impl Edns {
         self.keepalive
     }
 
-    /// The cookie in `message`, which this was read from, if a server had a part in it.
+    /// The cookie in `message`, from which this was read, if the cookie has a server part.
     pub(crate) fn cookie<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
         message.get(self.cookie.clone()?)
     }

@@ -7,8 +7,8 @@ use foldhash::quality::RandomState;
 
 /// Most bytes of a name, length bytes and root included (RFC 1035, 2.3.4).
 const MAX_NAME: usize = 255;
-/// Most pointers of a name: one before each label and the root, of which
-/// [`MAX_NAME`] bytes hold so many. A chain of pointers to pointers costs time only.
+/// Most pointers of a name: one before each label and the root. [`MAX_NAME`] bytes hold at most 128
+/// of these. A chain of pointers to pointers costs time only.
 const MAX_POINTERS: usize = 128;
 
 /// One step through a name.
@@ -70,7 +70,7 @@ impl<'a> Labels<'a> {
                     return (self.length <= MAX_NAME).then_some(label);
                 }
                 Step::Pointer(target, _) => {
-                    // Each jump must lead below all before it.
+                    // Each pointer must lead to a position below all former ones.
                     self.pointers += 1;
                     if target >= self.lowest || self.pointers > MAX_POINTERS {
                         return None;
@@ -126,7 +126,7 @@ pub fn read(message: &[u8], at: usize, into: &mut NameBuf) -> Option<()> {
     }
 }
 
-/// Whether the names at two positions are equal except in case (RFC 4343). Broken ones equal none.
+/// Whether the names at two positions are equal except in case (RFC 4343). A broken name equals no name.
 pub(crate) fn same(message: &[u8], a: usize, b: usize) -> bool {
     let (mut a, mut b) = (Labels::new(message, a), Labels::new(message, b));
     loop {
@@ -142,7 +142,7 @@ pub(crate) fn same(message: &[u8], a: usize, b: usize) -> bool {
     }
 }
 
-/// Hash of the name at `at`, equal for names that are the [`same`]. None for broken ones.
+/// Hash of the name at `at`, equal for names that are the [`same`]. `None` for a broken name.
 pub(crate) fn hash(message: &[u8], at: usize, state: &RandomState) -> Option<u64> {
     let mut hasher = state.build_hasher();
     let mut labels = Labels::new(message, at);

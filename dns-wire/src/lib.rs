@@ -1,6 +1,6 @@
 //! DNS messages, read in place and never re-encoded (RFC 1035, 4). No input or output.
 //!
-//! The proxy reads every query and answer with it, and the agent's resolver its own answers.
+//! The proxy reads every query and answer with this crate, and the agent's resolver reads its own answers.
 
 pub mod answer;
 pub mod edns;

@@ -19,10 +19,9 @@ const OPTION_EDE: u16 = 15;
 /// Seconds that a synthesised NXDOMAIN may be cached (RFC 2308, 5).
 const NEGATIVE_TTL: u32 = 5;
 
-/// Answers `query` with `code`: question echoed, EDNS answered with EDNS, and,
-/// if the client knows EDNS, the extended error. A cookie that a server had a part in comes
-/// back as it is, because a client that expects one drops an answer without
-/// (RFC 7873, 5.3).
+/// Answers `query` with `code`: question echoed, EDNS answered with EDNS, and, if the client knows
+/// EDNS, the extended error. A cookie with a server part comes back as it is, because a client that
+/// expects one drops an answer without a cookie (RFC 7873, 5.3).
 pub fn to_query(query: &Query<'_>, code: Rcode, extended_error: Option<u16>, out: &mut Vec<u8>) {
     out.clear();
     header(query.header, code, out);
@@ -39,9 +38,8 @@ pub fn to_query(query: &Query<'_>, code: Rcode, extended_error: Option<u16>, out
     }
 }
 
-/// Answers something with a header that is no query to judge. The question is
-/// echoed if it can be read; EDNS is answered with EDNS if it can be found
-/// (RFC 6891, 6.1.1 and 7). Nothing is written if there is no header.
+/// Answers a message that has a header, but is no query to judge. The question is echoed if it can be read; EDNS is
+/// answered with EDNS if it can be found (RFC 6891, 6.1.1 and 7). Nothing is written if there is no header.
 pub fn to_unfit(message: &[u8], code: Rcode, out: &mut Vec<u8>) {
     out.clear();
     let Some(received) = Header::read(message) else {
@@ -165,7 +163,7 @@ fn opt(
 }
 
 fn option(code: u16, data: &[u8], out: &mut Vec<u8>) {
-    // Never longer than a cookie.
+    // The data is never longer than a cookie.
     let length = u16::try_from(data.len()).unwrap_or(0);
     out.extend_from_slice(&code.to_be_bytes());
     out.extend_from_slice(&length.to_be_bytes());

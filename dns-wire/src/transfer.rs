@@ -12,12 +12,12 @@ const TYPE_AXFR: u16 = 252;
 pub struct Transfer {
     /// Number of SOA records that have arrived.
     soas: u64,
-    /// Serial of the first one.
+    /// Serial of the first SOA record.
     serial: u32,
 }
 
 impl Transfer {
-    /// None if `question` (name, type, class) does not request a transfer.
+    /// `None` if `question` (name, type, class) does not request a transfer.
     pub fn of(question: &[u8]) -> Option<Self> {
         let qtype = u16_at(question, question.len().checked_sub(4)?)?;
         [TYPE_IXFR, TYPE_AXFR].contains(&qtype).then(Self::default)
@@ -44,7 +44,7 @@ impl Transfer {
     /// has two SOAs: that of the old version at an even position, that of the new version at an odd
     /// one.
     ///
-    /// An IXFR answer of one SOA ("no changes") looks like the beginning of a transfer: false.
+    /// An IXFR answer of one SOA ("no changes") looks like the beginning of a transfer: the result is false.
     pub fn take(&mut self, message: &[u8]) -> bool {
         self.read(message).unwrap_or(true)
     }

@@ -6,8 +6,8 @@
 //!       ◄─ requests that were answered       └─ history ──► watch ──► lines of JSON
 //! ```
 //!
-//! It behaves as a kube-apiserver 1.36 was seen to behave (`e2e/tests/netns/apiserver.rs`). It refuses
-//! each request that no role allows.
+//! It behaves as a kube-apiserver 1.36 was observed to behave (`e2e/tests/netns/apiserver.rs`). It
+//! refuses each request that no role allows.
 
 mod admission;
 mod chart;
@@ -70,7 +70,7 @@ const TOKEN: &str = "token-of-the-agent";
 /// Token of the user that may do everything.
 const ADMIN: &str = "token-of-the-admin";
 
-/// A running server. Dropping it ends it.
+/// A running server, which ends when this is dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
@@ -90,7 +90,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The agents may not read the cluster: relays do. In tests they are users that may do everything.
+    /// The agents may not read the cluster, because relays read it. In tests, relays are users that
+    /// may do everything.
     pub fn with_relays() -> Self {
         Self::read_by("holdfast-relay", ResolverRole::Unbound)
     }
@@ -113,7 +114,7 @@ impl Options {
         options
     }
 
-    /// The same with the chart's value `identities.mode: cluster`: CiliumIdentities, and the rights to
+    /// Adds the chart's value `identities.mode: cluster`: CiliumIdentities, and the rights to
     /// create and delete them.
     pub fn and_identities(mut self) -> Self {
         let documents = chart::of_identities(NAMESPACE, ACCOUNT, &self.reader);
@@ -154,14 +155,14 @@ pub fn documents(yaml: &str) -> Result<Vec<Value>> {
 }
 
 impl ApiServer {
-    /// Starts one on the loopback of `netns`, or where the test runs. `directory` gets the files of
-    /// its clients.
+    /// Starts a server on the loopback interface of `netns`, or of the test's namespace.
+    /// `directory` gets the files of its clients.
     pub fn start(netns: Option<&Netns>, directory: &Path, options: Options) -> Result<Self> {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Self::start_at(netns, any, directory, options)
     }
 
-    /// Starts one at another address; port 0 is any.
+    /// Like [`Self::start`], at another address. Port 0 means any port.
     pub fn start_at(
         netns: Option<&Netns>,
         at: SocketAddr,

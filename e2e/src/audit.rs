@@ -1,6 +1,6 @@
-//! Audits that the addresses of every released answer are in the ipcache, except those in prefixes that no answer
-//! may open, and at most as many others as the proxies counted answers that they released before the agent had
-//! opened the way.
+//! Audits that the addresses of every released answer are in the ipcache. Excepted are addresses in
+//! prefixes that no answer may open. Other addresses may be missing, but not more than the answers
+//! that the proxies counted as released before the agent had opened them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -50,7 +50,7 @@ impl Lab {
         })
     }
 
-    /// Names and addresses from answers to pods that have no FQDN identity.
+    /// Names and addresses from answers to pods, if the address has no FQDN identity.
     fn unplumbed(
         &self,
         zone: &str,

@@ -1,5 +1,5 @@
-//! One run of a load and its result: dnsperf's report, or that of our own loads from many source
-//! ports and with a connection per query.
+//! One run of a load and its result. The load is dnsperf, or our own load from many source ports or
+//! with one connection per query.
 
 pub mod connections;
 pub mod perf_event;
@@ -33,7 +33,7 @@ pub struct Latency {
     pub lost: u64,
 }
 
-/// As many queries as the path can carry, from `sockets` source ports or connections.
+/// Sends as many queries as the path can carry, from `sockets` source ports or connections.
 pub fn throughput(
     mut dnsperf: Command,
     names: &Path,
@@ -72,8 +72,8 @@ pub fn throughput(
     })
 }
 
-/// Times of single queries at a steady `rate` per second: repeatedly for `seconds`, or each name
-/// once without them.
+/// Times of single queries at a steady `rate` per second. Queries repeat for `seconds`; without it,
+/// each name is queried once.
 pub fn latency(
     mut dnsperf: Command,
     names: &Path,
@@ -121,7 +121,7 @@ fn query(name: &str) -> Vec<u8> {
     message
 }
 
-/// Middle of some values; 0 of none.
+/// Median of the values; 0 if there are none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

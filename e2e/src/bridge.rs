@@ -18,7 +18,7 @@ pub struct Bridge<'l> {
 }
 
 impl<'l> Bridge<'l> {
-    /// Makes it, with the node's addresses on it.
+    /// Makes a bridge with the node's addresses on it.
     pub fn new(lab: &'l Lab, name: &str) -> Result<Self> {
         let bridge = Self::without_address(lab, name)?;
         lab.node.batch(&format!(
@@ -27,7 +27,7 @@ impl<'l> Bridge<'l> {
         Ok(bridge)
     }
 
-    /// Makes one that the node itself does not use.
+    /// Makes a bridge without addresses of the node.
     pub fn without_address(lab: &'l Lab, name: &str) -> Result<Self> {
         lab.node.batch(&format!(
             "link add {name} type bridge forward_delay 0\nlink set {name} up"
@@ -38,7 +38,7 @@ impl<'l> Bridge<'l> {
         })
     }
 
-    /// Makes one of pods that the node routes so far.
+    /// Makes a bridge, and moves pods that the node routed to its ports.
     pub fn of_pods(lab: &'l Lab, name: &str, pods: &[&Pod]) -> Result<Self> {
         let bridge = Self::without_address(lab, name)?;
         lab.node.batch(&format!(
@@ -69,7 +69,7 @@ impl<'l> Bridge<'l> {
         self.add_port(name, host, None)
     }
 
-    /// The same, with the MAC of the host side.
+    /// Like [`Self::add_pod`], with the MAC address `mac` on the host side.
     pub fn add_port(&self, name: &str, host: u8, mac: Option<&str>) -> Result<Pod> {
         let netns = Netns::create(format!("{}-{name}", self.lab.name()))?;
         let host_side = format!("lxc{name}");

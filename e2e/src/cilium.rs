@@ -1,5 +1,5 @@
-//! A stand-in for a Cilium agent (1.19 and later): its FQDNData service with the
-//! habits that a client must live with, and the node that it would have set up.
+//! A stand-in for a Cilium agent (1.19 and later): its FQDNData service with the behaviour that a
+//! client must handle, and the node that it would have set up.
 //!
 //! ```text
 //!  holdfast-sdp ──HTTP/2──► keepalive (counts pings, sends its own) ──► service
@@ -41,7 +41,7 @@ use crate::netns::Netns;
 
 /// TCP port of the FQDNData service.
 pub const PORT: u16 = 10095;
-/// Accepted connections that wait for the service at most.
+/// Most accepted connections that wait for the service.
 const CONNECTIONS: usize = 16;
 
 /// Behaviour of the stand-in agent, which a test sets.
@@ -49,11 +49,11 @@ const CONNECTIONS: usize = 16;
 pub struct Manner {
     /// Timing of its keepalive, and its limits for the client's.
     pub timing: Timing,
-    /// Between two snapshots of one stream.
+    /// Pause between two snapshots of one stream.
     pub pause: Duration,
     /// Error codes for mappings of names that begin with this text.
     pub errors: Vec<(&'static str, Code)>,
-    /// How long it takes to plumb an address.
+    /// How long the agent takes to plumb an address.
     pub plumbing: Duration,
     /// Most mappings and reports that are stored for [`CiliumAgent::seen`].
     pub kept: usize,
@@ -85,11 +85,11 @@ pub struct Seen {
     /// Messages that would make the real agent fail or log an error.
     pub violations: Vec<String>,
     pub client_pings: u64,
-    /// Connections ended because of too many of them.
+    /// Connections ended because of too many pings.
     pub too_many_pings: u64,
-    /// Pings of ours that were answered.
+    /// Pings of this agent that were answered.
     pub answered_pings: u64,
-    /// Connections ended because one was not.
+    /// Connections ended because a ping was not answered.
     pub unanswered_pings: u64,
 }
 
@@ -109,7 +109,7 @@ struct Shared {
     hung: watch::Receiver<bool>,
 }
 
-/// A running agent. Dropping it ends it like a crash.
+/// A running agent. Dropping it has the effect of a crash.
 #[derive(Debug)]
 pub struct CiliumAgent {
     world: watch::Sender<World>,
@@ -120,7 +120,7 @@ pub struct CiliumAgent {
 }
 
 impl CiliumAgent {
-    /// Starts one in `netns` at its port of 127.0.0.1.
+    /// Starts an agent in `netns` at its port of 127.0.0.1.
     pub fn start(netns: &Netns, world: World, manner: Manner) -> Result<Self> {
         Self::start_at(
             netns,
@@ -130,7 +130,7 @@ impl CiliumAgent {
         )
     }
 
-    /// Starts one at another address.
+    /// Like [`Self::start`], at another address.
     pub fn start_at(netns: &Netns, at: SocketAddr, world: World, manner: Manner) -> Result<Self> {
         let (sender, receiver) = watch::channel(world);
         let (hung, hangs) = watch::channel(false);
@@ -163,7 +163,7 @@ impl CiliumAgent {
         })
     }
 
-    /// Changes endpoints, rules or prefixes: a snapshot follows.
+    /// Changes endpoints, rules or prefixes. A snapshot follows.
     pub fn change(&self, change: impl FnOnce(&mut World)) {
         self.world.send_modify(change);
     }

@@ -1,5 +1,5 @@
-//! A container runtime in small: it gives the CNI plugin what a real one gives it, for pods whose
-//! interfaces the lab has made.
+//! A minimal container runtime: it gives the CNI plugin the same input as a real runtime, for pods
+//! whose interfaces the lab has made.
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ pub struct Runtime {
     pub fail_open: Vec<String>,
 }
 
-/// A pod as the runtime calls it.
+/// A pod, as the runtime names it.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     /// Container id that the runtime chose.
@@ -35,9 +35,9 @@ pub struct Sandbox {
     pub uid: String,
     /// Path of its network namespace.
     pub netns: PathBuf,
-    /// Addresses that the plugins before report.
+    /// Addresses that the earlier plugins report.
     pub addresses: Vec<IpAddr>,
-    /// Its end of the veth pair on the node.
+    /// Name of the node's end of its veth pair.
     pub host_side: String,
 }
 
@@ -62,7 +62,7 @@ impl Sandbox {
         }
     }
 
-    /// The result of the plugin before, as ptp prints it.
+    /// The result of the earlier plugin, as ptp prints it.
     pub fn result(&self) -> Value {
         let ips = self.addresses.iter().map(|address| {
             let bits = if address.is_ipv4() { 32 } else { 128 };
@@ -81,7 +81,7 @@ impl Sandbox {
 }
 
 impl Runtime {
-    /// With a plugin that asks the agent of `lab`.
+    /// A runtime whose plugin sends requests to the agent of `lab`.
     pub fn new(lab: &Lab) -> Result<Self> {
         Ok(Self {
             plugin: config::program("holdfast-cni")?,
@@ -91,17 +91,17 @@ impl Runtime {
         })
     }
 
-    /// ADD; gives the plugin's result.
+    /// Runs ADD, and returns the plugin's result.
     pub fn add(&self, sandbox: &Sandbox) -> Result<Result<Value, CniError>> {
         self.add_with(sandbox, json!({"prevResult": sandbox.result()}))
     }
 
-    /// ADD with further fields in the configuration.
+    /// Runs ADD with further fields in the configuration.
     pub fn add_with(&self, sandbox: &Sandbox, fields: Value) -> Result<Result<Value, CniError>> {
         self.call("ADD", sandbox, fields)
     }
 
-    /// ADD that has to succeed.
+    /// Runs ADD, which has to succeed.
     pub fn start(&self, sandbox: &Sandbox) -> Result<()> {
         match self.add(sandbox)? {
             Ok(result) => {
@@ -120,7 +120,7 @@ impl Runtime {
         }
     }
 
-    /// A command of the specification.
+    /// Runs a command of the CNI specification.
     pub fn call(
         &self,
         command: &str,

@@ -1,4 +1,4 @@
-//! Debian's containerd on the lab's node, asked over CRI as the kubelet asks it.
+//! Debian's containerd on the lab's node, which gets requests over CRI as from the kubelet.
 //!
 //! ```text
 //!  test ─CRI─► containerd ─► base plugins ─► holdfast-cni ─► agent

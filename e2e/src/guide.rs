@@ -1,5 +1,5 @@
-//! Runs the commands of a page of the guide on a machine of their own, and compares what they print
-//! with what the page prints.
+//! Runs the commands of a page of the guide on a machine for that page, and compares their output
+//! with the page.
 //!
 //! - Blocks ```` ```sh ```` and ```` ```console ```` are run, command by command, in one bash. In a
 //!   console block, commands begin with `$ `, and other lines are what the command above prints.
@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub use machine::Machine;
 use page::{Command, Part};
 
-/// What was done with a page.
+/// The result of playing a page.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Played {
     /// Number of commands that were run.
@@ -40,7 +40,7 @@ pub fn text(name: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
 }
 
-/// Plays the page `text` on `machine`. An error names the page, the line and what was printed.
+/// Plays the page `text` on `machine`. An error names the page and the line, and has the output.
 pub fn play(machine: &mut Machine, page: &str, text: &str) -> Result<Played> {
     let mut played = Played::default();
     for part in page::parts(text).with_context(|| page.to_owned())? {
@@ -59,7 +59,7 @@ pub fn play(machine: &mut Machine, page: &str, text: &str) -> Result<Played> {
     Ok(played)
 }
 
-/// Runs the commands of `text` under the heading `heading` only, for a page that builds on them.
+/// Runs only the commands under the heading `heading` of `text`, for a page that needs them first.
 pub fn play_section(
     machine: &mut Machine,
     page: &str,
@@ -102,7 +102,7 @@ fn run(machine: &mut Machine, command: &Command) -> Result<()> {
     Ok(())
 }
 
-/// The first line of `status` that complains.
+/// The first line of the output that reports a problem or a warning.
 fn complaint(printed: &str) -> Option<&str> {
     printed
         .lines()

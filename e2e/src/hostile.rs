@@ -79,7 +79,7 @@ pub struct Row {
     pub b_p50_ms: f64,
     /// 99th percentile of the time to an answer, milliseconds.
     pub b_p99_ms: f64,
-    /// The same over UDP and over TCP alone.
+    /// The 99th percentile over UDP alone and over TCP alone, milliseconds.
     pub b_p99_ms_by_transport: [f64; 2],
     /// Fresh names that pod B queried and connected to.
     pub b_fresh: u64,

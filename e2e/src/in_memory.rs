@@ -46,11 +46,11 @@ pub struct Node {
 /// Time that the core needs for one event, and its result.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
-    /// Plans and commits; steps are the datapath's.
+    /// Time for plans and commits. Steps are the datapath's and do not count.
     pub time: Duration,
-    /// The longest plan with its steps, during which another event may have to wait.
+    /// Time of the longest plan with its steps, for which another event may have to wait.
     pub longest: Duration,
-    /// Mappings in it that were realised.
+    /// Number of mappings of the event that were realised.
     pub realised: u64,
 }
 
@@ -65,7 +65,7 @@ pub fn config() -> CoreConfig {
     }
 }
 
-/// The product's own settings, with one family.
+/// The default settings of the product, with one address family.
 pub(crate) fn config_by_default() -> CoreConfig {
     CoreConfig {
         enable_ipv6: false,
@@ -133,7 +133,7 @@ impl Node {
         total
     }
 
-    /// Carries one plan through: plan, steps, commit.
+    /// Handles one event with one plan: plan, steps, commit.
     pub fn part(&mut self, event: Event) -> Cost {
         let start = Instant::now();
         let plan = self.core.plan(self.now, event);
@@ -153,7 +153,7 @@ impl Node {
         }
     }
 
-    /// An answer to one of the endpoints, by its index in the list.
+    /// Handles an answer to one of the endpoints, by its index in the list.
     pub fn answer(
         &mut self,
         endpoint: usize,

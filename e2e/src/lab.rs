@@ -20,7 +20,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// Address of the first DNS server.
 pub const DNS4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53));
-/// The first DNS server, IPv6.
+/// IPv6 address of the first DNS server.
 pub const DNS6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 0x53));
 /// The second DNS server. No policy of the tests names it unless the test says so.
 pub const OTHER_DNS4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 54));
@@ -56,7 +56,7 @@ pub const fn at(address: IpAddr, port: u16) -> SocketAddr {
 /// A node, two pods and the world, ready for use.
 #[derive(Debug)]
 pub struct Lab {
-    /// DNS servers (stopped before their namespace goes).
+    /// DNS servers, which are stopped before their namespace is deleted.
     pub dns: DnsServer,
     pub web: Web,
     /// Records of the DNS servers.
@@ -69,7 +69,8 @@ pub struct Lab {
     pub b: Pod,
     /// Repairs that agents of this lab made.
     pub repairs: Repairs,
-    /// Client of the agent that was started last, if it is another build than this one.
+    /// Program of the agent that was started last, if it is another build than this one. It is the
+    /// client, too.
     pub(crate) client: Mutex<Option<PathBuf>>,
     name: String,
     directory: PathBuf,
@@ -172,14 +173,14 @@ impl Lab {
     /// Puts a policy document in force, or replaces it.
     pub fn write_policy(&self, file: &str, text: &str) -> Result<()> {
         let path = self.policy_dir().join(file);
-        // Not below the watched directory, and without a document's extension.
+        // The temporary file is outside of the watched directory, and has no document's extension.
         let new = self.directory.join(format!("{file}.new"));
         std::fs::write(&new, text)?;
         std::fs::rename(&new, &path)?;
         Ok(())
     }
 
-    /// Takes a policy document away.
+    /// Removes a policy document.
     pub fn remove_policy(&self, file: &str) -> Result<()> {
         Ok(std::fs::remove_file(self.policy_dir().join(file))?)
     }

@@ -15,7 +15,7 @@ const BACKLOG: i32 = 4096;
 /// Listens at `at` in the namespace of the calling thread.
 pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
-    // A server that comes back binds beside ended connections.
+    // A restarted server must be able to bind while ended connections still have the port.
     socket.set_reuse_address(true)?;
     socket.bind(&at.into())?;
     socket.listen(BACKLOG)?;
@@ -23,7 +23,7 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// The next connection, or none within `limit`.
+/// The next connection; `None` if there is none within `limit`.
 pub(crate) fn accept(listener: &TcpListener, limit: Duration) -> Option<(TcpStream, SocketAddr)> {
     let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::ZERO);

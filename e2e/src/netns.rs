@@ -50,8 +50,7 @@ impl Netns {
         Self::at(name.to_owned(), PathBuf::from("/run/netns").join(name))
     }
 
-    /// A namespace that another process created and deletes, whose file is not among those of
-    /// `ip netns`.
+    /// Like [`Self::existing`], for a namespace whose file is not among those of `ip netns`.
     pub fn at(name: String, path: PathBuf) -> Self {
         Self {
             name,
@@ -76,7 +75,7 @@ impl Netns {
         *self.mounts.lock() = mounts;
     }
 
-    /// Leaves it in place when dropped.
+    /// Leaves the namespace in place when this is dropped.
     pub fn keep(&mut self) {
         self.keep = true;
     }

@@ -16,9 +16,9 @@ use crate::process::Program;
 use crate::shell;
 use crate::wait::eventually;
 
-/// Port of its metrics.
+/// Port of the metrics of `netpol run`.
 pub const NETPOL_METRICS: u16 = 9963;
-/// Its table, as nft(8) names it.
+/// Family and name of its table, as arguments of nft(8).
 pub const TABLE: [&str; 2] = ["inet", "holdfast_policies_v1"];
 /// Name of the node in documents.
 pub const NODE: &str = "n1";
@@ -29,7 +29,7 @@ impl Lab {
     /// Command line of `netpol run`.
     pub fn netpol_command(&self, flags: &[&str]) -> Result<Command> {
         let program = config::program("holdfast-agent")?;
-        // With its only capability.
+        // The program runs with the only capability that it needs.
         let mut command = self.node.command("setpriv");
         command.args(["--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"]);
         command.arg(program);
@@ -45,13 +45,13 @@ impl Lab {
         Ok(command)
     }
 
-    /// Starts it, without waiting for anything.
+    /// Starts `netpol run` without waiting for anything.
     pub fn begin_netpol(&self, flags: &[&str]) -> Result<Program> {
         let log = self.directory().join("log/netpol.log");
         Program::start("netpol run", self.netpol_command(flags)?, &log)
     }
 
-    /// Starts it and waits until the policies are in force.
+    /// Starts `netpol run` and waits until the policies are in force.
     pub fn start_netpol(&self, flags: &[&str]) -> Result<Program> {
         let mut program = self.begin_netpol(flags)?;
         eventually("netpol run is ready", SOON * 2, || {
@@ -67,7 +67,7 @@ impl Lab {
         self.directory().join("run/netpol.sock")
     }
 
-    /// Runs a client command of it.
+    /// Runs a client command of `netpol run`.
     pub fn netpol(&self, arguments: &[&str]) -> Result<String> {
         let program = config::program("holdfast-agent")?;
         let mut command = self.node.command(program.to_str().context("UTF-8")?);
@@ -76,7 +76,7 @@ impl Lab {
         shell::finish(&mut command)
     }
 
-    /// The same, with the answer as JSON.
+    /// Like [`Self::netpol`], with the answer as JSON.
     pub fn netpol_json(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.netpol(&[arguments, &["-o", "json"]].concat())?;
         serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))

@@ -30,9 +30,9 @@ pub const AGENT_METRICS: u16 = 9962;
 /// How to start the agent.
 #[derive(Clone, Debug, Default)]
 pub struct AgentOptions {
-    /// With the built-in DNS proxy.
+    /// Whether the agent has the built-in DNS proxy.
     pub builtin: bool,
-    /// Another build than this one, which may lack the newest flags.
+    /// A program of another build, which may lack the newest flags.
     pub program: Option<PathBuf>,
     /// Command-line flags in addition to those that the lab always sets.
     pub flags: Vec<String>,
@@ -47,9 +47,9 @@ pub struct SdpOptions {
     pub metrics: u16,
     /// Whether it has a setting for the agent's native socket.
     pub native: bool,
-    /// Another build than this one.
+    /// A program of another build.
     pub program: Option<PathBuf>,
-    /// Another BPF root than the lab's.
+    /// A BPF root in place of the lab's.
     pub bpf_root: Option<PathBuf>,
     /// Command-line flags in addition to those that the lab always sets.
     pub flags: Vec<String>,
@@ -61,7 +61,7 @@ impl AgentOptions {
         self
     }
 
-    /// With the built-in DNS proxy.
+    /// Whether the agent has the built-in DNS proxy.
     pub fn with_builtin(self) -> Self {
         Self {
             builtin: true,
@@ -130,7 +130,7 @@ impl Lab {
         let level = "info,holdfast_agent=debug,holdfast_sdp=debug";
         command.env("HOLDFAST_LOG_LEVEL", level);
         if options.program.is_some() {
-            // Earlier releases call it so.
+            // Earlier releases have this name for the variable.
             command.env("HOLDFAST_LOG", level);
         }
         command.arg("run");
@@ -234,7 +234,7 @@ impl Lab {
     }
 
     /// Waits until the proxy `name` is connected to the agent. A proxy that finds rules on disk is
-    /// ready before.
+    /// ready before it is connected.
     pub fn connected(&self, name: &str) -> Result<()> {
         eventually("the proxy is connected", READY, || {
             let status = self.agent_json(&["status"])?;
@@ -285,7 +285,7 @@ impl Lab {
         })
     }
 
-    /// Number of a pod's endpoint, after its `cilium_lxc` entry was written.
+    /// Number of a pod's endpoint. Waits until its `cilium_lxc` entry is written.
     pub fn endpoint_id(&self, pod: &Pod) -> Result<u64> {
         eventually("the endpoint is realised", READY, || {
             let listing = self.agent_json(&["endpoint", "list"])?;
@@ -378,7 +378,7 @@ impl Lab {
         serde_json::from_str(&text).with_context(|| format!("JSON of {arguments:?}: {text}"))
     }
 
-    /// Dumps one of the pinned maps: needs no agent.
+    /// Dumps one of the pinned maps. This needs no running agent.
     pub fn bpf_json(&self, arguments: &[&str]) -> Result<Value> {
         let mut command = self
             .node

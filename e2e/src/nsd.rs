@@ -8,7 +8,7 @@ use crate::lab::Lab;
 use crate::netns::Netns;
 use crate::process::Program;
 
-/// Most simultaneous connections: those of four pods, and remains of a drain.
+/// Most simultaneous connections: those of four pods, and some that a drain left behind.
 const TCP_CONNECTIONS: u32 = 2000;
 /// Bytes for seconds of queries, so that a busy machine loses none at the server.
 const RECEIVE_BUFFER: u32 = 16 << 20;
@@ -18,7 +18,7 @@ pub(crate) fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) 
     start_in(lab, &lab.world, "nsd", addresses, zone, records)
 }
 
-/// The same in another namespace, or as a further server, called `name`.
+/// Like [`start`], in any namespace and with any name of the server, so that there may be several.
 pub(crate) fn start_in(
     lab: &Lab,
     netns: &Netns,

@@ -33,7 +33,7 @@ pub struct Pod {
     pub v6: Ipv6Addr,
     /// Name of the node's end of its veth pair.
     pub host_side: String,
-    /// Answers that it received from [`Pod::ask`].
+    /// Answers that the pod received by [`Pod::ask`].
     pub answers: ReceivedAnswers,
 }
 
@@ -62,14 +62,14 @@ impl Pod {
         Ok(PodProcess(sleep))
     }
 
-    /// Sends a query from inside.
+    /// Sends a query from inside the pod.
     pub fn ask(&self, query: &Query) -> Result<Reply> {
         let reply = self.netns.enter(|| query.send())??;
         self.answers.note(&reply);
         Ok(reply)
     }
 
-    /// Connects from inside; fails after `limit`.
+    /// Connects from inside the pod. Fails after `limit`.
     pub fn connect(&self, to: SocketAddr, limit: Duration) -> Result<TcpStream> {
         let stream = self
             .netns
@@ -190,7 +190,7 @@ impl Flood {
         }
     }
 
-    /// Stops, and gives the number sent.
+    /// Stops the flood. Returns the number of sent datagrams.
     pub fn finish(mut self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().map(JoinHandle::join);
@@ -242,7 +242,7 @@ impl Datagrams {
         })
     }
 
-    /// Stops, and gives the numbers sent and echoed.
+    /// Stops sending. Returns the numbers of sent and of echoed datagrams.
     pub fn finish(mut self) -> (u64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().map(JoinHandle::join);
@@ -304,7 +304,7 @@ impl Stream {
         })
     }
 
-    /// Fails unless it has never failed and five more echoes arrive.
+    /// Fails unless the stream has never failed and five more echoes arrive.
     pub fn expect_alive(&self) -> Result<()> {
         let before = self.echoes.load(Ordering::Relaxed);
         let limit = Duration::from_secs(4);
@@ -321,7 +321,7 @@ impl Stream {
         }
     }
 
-    /// Fails unless it breaks within `limit`.
+    /// Fails unless the stream breaks within `limit`.
     pub fn expect_cut(&self, limit: Duration) -> Result<()> {
         eventually("the open stream is cut", limit, || {
             let echoes = self.echoes.load(Ordering::Relaxed);

@@ -24,7 +24,7 @@ spec:
 /// A rule of an EgressFirewall: queries over UDP to the lab's first DNS server, which is outside.
 pub const TO_DNS: &str =
     "{type: Allow, to: {cidrSelector: 192.0.2.53/32}, ports: [{protocol: UDP, port: 53}]}";
-/// The last rule of an EgressFirewall that denies everything which no rule before it allows.
+/// Last rule of an EgressFirewall, which denies everything that no earlier rule allows.
 pub const NOTHING_ELSE: &str = "{type: Deny, to: {cidrSelector: 0.0.0.0/0}}";
 
 /// The EgressFirewall of a namespace with these rules, each of them a YAML mapping.
@@ -92,7 +92,7 @@ pub fn good_names() -> String {
     only_names("*.good.test")
 }
 
-/// The same for names of another pattern only.
+/// Like [`good_names`], for names of another pattern.
 pub fn only_names(pattern: &str) -> String {
     egress("good-names", "web", &(dns(pattern) + &names(pattern)))
 }

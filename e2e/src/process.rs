@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use crate::repairs::RepairCheck;
 use crate::wait::eventually;
 
-/// Until a program must have stopped.
+/// Longest wait until a program has stopped.
 const STOPS: Duration = Duration::from_secs(10);
 
 /// A running child; killed and reaped when dropped.
@@ -46,13 +46,13 @@ impl Program {
         })
     }
 
-    /// Reads its repairs before it ends.
+    /// Has the program's repairs read before it ends.
     pub fn check_repairs_at_end(&mut self, look: RepairCheck) {
         self.repair_check = Some(look);
     }
 
-    /// Reads its repairs now instead of before its end. A program that was stopped or has ended
-    /// reports none.
+    /// Reads the program's repairs now instead of before its end. A program that was stopped or has
+    /// ended reports none.
     pub fn check_repairs_now(&mut self) {
         if let Some(look) = self.repair_check.take()
             && self.runs()
@@ -79,7 +79,7 @@ impl Program {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Fails with the end of its log if it has ended.
+    /// Fails if the program has ended. The error has the end of its log.
     pub fn check_alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             let log = self.log();
@@ -110,7 +110,7 @@ impl Program {
         Ok(())
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills the program with SIGKILL, like a crash.
     pub fn kill_9(mut self) -> Result<()> {
         self.check_repairs_now();
         self.child.kill()?;
@@ -118,14 +118,14 @@ impl Program {
         Ok(())
     }
 
-    /// Asks it to end and waits.
+    /// Sends SIGTERM to the program and waits for its end.
     pub fn terminate(mut self, limit: Duration) -> Result<ExitStatus> {
         self.check_repairs_now();
         self.signal(Signal::SIGTERM)?;
         self.wait(limit)
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until the program ends by itself.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = self.name.clone();
         eventually(&format!("{name} ends"), limit, || {
@@ -141,7 +141,7 @@ impl Drop for Program {
         {
             look.whole();
         }
-        // Fails only where it has ended already.
+        // This fails only if the program has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -23,7 +23,7 @@ pub struct RawFrames {
 }
 
 impl RawFrames {
-    /// At interface `eth0` of `netns`.
+    /// Opens a socket at interface `eth0` of `netns`.
     pub fn open(netns: &Netns) -> Result<Self> {
         netns.enter(|| -> Result<Self> {
             let mut found = getifaddrs()?.filter(|entry| entry.interface_name == "eth0");

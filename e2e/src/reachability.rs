@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_millis(700);
 /// How long unwanted answers are awaited after the wanted ones arrived. Packets between pods of one
 /// node are delivered while they are sent.
 const QUIET: Duration = Duration::from_millis(100);
-/// How soon a thread sees that it shall stop.
+/// How often a thread checks whether it must stop, milliseconds.
 const TICK: u16 = 50;
 
 const SCTP: i32 = 132;
@@ -49,7 +49,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Serves these ports of every address of the pod.
+    /// Serves these ports on every address of the pod.
     pub fn start(netns: &Netns, ports: &[u16]) -> Result<Self> {
         let sockets = netns.enter(|| Sockets::bind(ports))??;
         let stop = Arc::new(AtomicBool::new(false));
@@ -138,8 +138,8 @@ impl Sockets {
     }
 }
 
-/// The targets that answer packets sent from inside. `wanted` are those that must answer. After
-/// they have answered, the others have only a moment more.
+/// The targets that answer packets sent from inside `netns`. `wanted` are those that must answer.
+/// Once they have answered, the others get only a moment more.
 pub fn answering(
     netns: &Netns,
     targets: &BTreeSet<Target>,
@@ -160,7 +160,7 @@ pub fn answering(
     })?
 }
 
-/// Packets of one client that are under way.
+/// Unanswered packets of one client.
 struct Probe {
     /// Connections that are neither established nor refused yet.
     tcp: Vec<(Socket, Target)>,
@@ -287,8 +287,8 @@ impl SctpPacket {
         })
     }
 
-    /// The packet, as conntrack accepts it. Its chunk has the minimal length. Both sides have the same
-    /// tag, which an INIT does not know yet.
+    /// The bytes of the packet in a form that conntrack accepts. Its chunk has the minimal length.
+    /// Both sides have the same tag, which an INIT does not know yet.
     fn bytes(&self) -> Vec<u8> {
         let known = match self.chunk {
             INIT => 0,
@@ -301,7 +301,7 @@ impl SctpPacket {
         bytes.extend([0; 4]);
         bytes.extend([self.chunk, 0, 0, 20]);
         bytes.extend(TAG.to_be_bytes());
-        // Window, streams of both directions, and the first sequence number.
+        // Window, numbers of streams in both directions, and the first sequence number.
         bytes.extend([0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1]);
         let checksum = crc32c(&bytes).to_le_bytes();
         bytes[8..12].copy_from_slice(&checksum);
@@ -334,13 +334,13 @@ fn wait(sockets: Vec<BorrowedFd<'_>>, what: PollFlags) {
     let _ = poll(&mut sockets, PollTimeout::from(TICK));
 }
 
-/// Everything that has arrived at a socket.
+/// Calls `each` for every datagram that has arrived at a socket.
 fn each_datagram(socket: &UdpSocket, mut each: impl FnMut(SocketAddr, &[u8])) {
     let mut buffer = [0; 2048];
     loop {
         match socket.recv_from(&mut buffer) {
             Ok((length, from)) => each(from, buffer.get(..length).unwrap_or_default()),
-            // An ICMP error about an earlier datagram.
+            // This is an ICMP error about an earlier datagram.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
             Err(_) => return,
         }

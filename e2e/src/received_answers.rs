@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::dns::probe::Reply;
 
-/// Answers that a pod got.
+/// The answers that a pod received.
 #[derive(Clone, Debug, Default)]
 pub struct ReceivedAnswers(Arc<Mutex<Vec<Answer>>>);
 

@@ -8,14 +8,15 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 /// Paths of the PEM files with which a relay or an agent authenticates itself.
 #[derive(Clone, Debug)]
 pub struct Certificates {
-    /// Certificate of the authority that signed both sides'.
+    /// Certificate of the authority that signed the certificates of both sides.
     pub authority: PathBuf,
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
 impl Certificates {
-    /// Writes an authority's certificate to `directory`, and one of a relay and one of an agent.
+    /// Writes certificates of an authority, a relay and an agent to `directory`. Returns those of
+    /// the relay and of the agent.
     pub fn issue(directory: &Path) -> Result<(Self, Self)> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("create {}", directory.display()))?;

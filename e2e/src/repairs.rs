@@ -1,5 +1,5 @@
-//! Checks that the agent's reconciler finds nothing to repair. It is read before each agent of a
-//! lab ends, so that every scenario checks it.
+//! Checks that the agent's reconciler finds nothing to repair. The repairs are read before each
+//! agent of a lab ends, so that every scenario checks them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,13 @@ use crate::http;
 use crate::netns::Netns;
 use crate::wait::eventually;
 
-/// Until an agent that runs has shown its metrics.
+/// Longest wait for the metrics of a running agent.
 const ANSWERS: Duration = Duration::from_secs(10);
 /// Longest wait for the end of a reconciler run. With the lab's interval it takes a fraction of
 /// this.
 const RUN: Duration = Duration::from_secs(5);
 
-/// Repairs of agents although only they wrote the maps.
+/// Repairs that agents made although no other program wrote to the maps.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs {
     found: Arc<Mutex<Vec<String>>>,
@@ -48,7 +48,7 @@ pub struct RepairCheck {
 }
 
 impl RepairCheck {
-    /// At the metrics of an agent on `node`.
+    /// Checks by the metrics of an agent on `node`.
     pub fn new(node: &Netns, port: u16, repairs: &Repairs) -> Self {
         Self {
             node: Netns::existing(node.name()),
@@ -69,7 +69,7 @@ impl RepairCheck {
         let Some(first) = self.answer() else {
             return;
         };
-        // The current run may have passed the present fault already.
+        // The current run may already be past an entry that is wrong now.
         let wanted = passes(&first) + 2.0;
         let mut page = first;
         let run = eventually("another whole run", RUN, || {

@@ -15,13 +15,13 @@ use crate::policy::{dns_to, egress};
 const ENDPOINTS: usize = 10;
 /// Addresses of a base name.
 const ADDRESSES: u32 = 16;
-/// Names that come to share one address within twenty minutes, and addresses of one name. An
+/// Number of names that share one address within twenty minutes, and of addresses of one name. An
 /// address in use keeps its expired names while new ones arrive.
 const SHARED: u32 = 10_000;
-/// Conntrack is read so often, seconds.
+/// Interval at which conntrack is read, seconds.
 const PASS: u64 = 30;
 
-/// How much, and for how long.
+/// Number of names, and length of the simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     /// Names that are queried every five minutes. The same number of new names is queried each
@@ -52,7 +52,7 @@ struct Soak {
     asked: u64,
 }
 
-/// Plays it; one reading each ten simulated minutes.
+/// Runs the simulation. Returns one reading for every ten simulated minutes.
 pub fn play(size: Size) -> Result<Vec<Reading>> {
     let rules = dns_to("*", &[&format!("{DNS}/32")])
         + "- toFQDNs: [{matchPattern: \"*.example.com\"}, {matchPattern: \"**.example.net\"}]\n";
@@ -109,7 +109,7 @@ impl Soak {
                 300,
             )?;
         }
-        // New ones: a name and an address that are used once and never again.
+        // New names, each with an address, which are used once and never again.
         for n in fresh(self.size.names, second) {
             let name = format!("f{n}.example.com");
             answer(&mut self.node, n, name, vec![address(0x2000_0000 + n)], 60)?;
@@ -130,7 +130,7 @@ impl Soak {
         self.asked += events.len() as u64;
         self.event(Event::Mappings(events));
         if self.second.is_multiple_of(PASS) {
-            // Some connections stay.
+            // Some connections stay open.
             let kept = (0..100).map(|n| (in_memory::client(n % 10), address(0x0a00_0000 + n)));
             let gc_start = self.node.now;
             let alive = kept.collect();

@@ -47,7 +47,7 @@ pub struct Spec {
     pub udp_rate: u32,
     /// TCP connections per second with one query each, of all pods together.
     pub tcp_rate: u32,
-    /// TCP connections per pod and server that stay.
+    /// TCP connections per pod and server that stay open.
     pub lasting: u32,
     /// Names from which each query is chosen.
     pub names: Names,
@@ -79,17 +79,18 @@ impl Client {
 pub struct Counts {
     /// Queries sent. Over TCP, a connection that fails counts as one.
     pub sent: u64,
-    /// Answered with the zone's address, from the server's address, to the right port and id.
+    /// Queries answered with the zone's address, from the server's address, to the right port, with
+    /// the right id.
     pub right: u64,
-    /// Answered, but not as `right` requires.
+    /// Queries that were answered, but not as `right` requires.
     pub wrong: u64,
-    /// Not answered in time, or failed over TCP.
+    /// Queries that were not answered in time, or that failed over TCP.
     pub lost: u64,
     /// Answers without a waiting query, and repeated answers.
     pub stray: u64,
     /// Lasting connections that the proxy closed between two queries.
     pub reopened: u64,
-    /// Queries on a lasting connection that the peer closed before they arrived. The client sends
+    /// Queries on a lasting connection that arrived after the peer had closed it. The client sends
     /// such a query again (RFC 7766, 6.2.4). They are not included in `sent`.
     pub crossed: u64,
     /// When lost queries were sent, CLOCK_MONOTONIC, nanoseconds.
@@ -165,7 +166,7 @@ impl Counts {
     }
 }
 
-/// The account of a whole run.
+/// The counts of a whole run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     pub udp: Counts,
@@ -205,7 +206,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// How many are due after this time.
+    /// Number of queries that are due since the time `since`.
     fn due(self, since: Instant) -> u64 {
         let all = since.elapsed().as_micros() * u128::from(self.per_second) / 1_000_000;
         u64::try_from(all).unwrap_or(u64::MAX) / (self.among.max(1) as u64)
@@ -220,7 +221,7 @@ impl Pace {
 /// State that all senders of the process share.
 #[derive(Debug, Default)]
 struct Common {
-    /// Send no more, and wait for outstanding answers.
+    /// Whether to send no more queries, and only wait for outstanding answers.
     stop: AtomicBool,
     sent: AtomicU64,
     right: AtomicU64,
@@ -241,7 +242,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
 
 fn print(line: &Line) {
     let text = serde_json::to_string(line).unwrap_or_default();
-    // The reader has closed the pipe: the line is not needed.
+    // If this fails, the reader has closed the pipe and does not need the line.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
@@ -374,7 +375,7 @@ impl Traffic {
 
 impl Drop for Traffic {
     fn drop(&mut self) {
-        // Fails only where it has ended already.
+        // This fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -16,10 +16,10 @@ use tonic::{
 
 use crate::relay::{FollowRequest, Frame, Step, cluster_relay_server::SERVICE_NAME};
 
-/// Bytes of a request: a version, a node's name and a position.
+/// Most bytes of a request, which has a version, a node's name and a position.
 const REQUEST_MAX: usize = 16 << 10;
 
-/// A [`Frame`] as its encoded parts: messages of protobuf that follow each other are one.
+/// A [`Frame`] as encoded parts. Protobuf messages in sequence decode as one merged message.
 #[derive(Clone, Debug, Default)]
 pub struct EncodedFrame(pub Vec<Bytes>);
 
@@ -51,7 +51,7 @@ pub trait Follow: Send + Sync + 'static {
     fn follow(&self, request: Request<FollowRequest>) -> Result<Self::Frames, Status>;
 }
 
-/// The service. In contrast to the generated one it sends [`EncodedFrame`]s.
+/// The service. In contrast to the generated service it sends [`EncodedFrame`]s.
 #[derive(Debug)]
 pub struct RelayServer<T>(Arc<T>);
 

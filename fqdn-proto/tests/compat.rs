@@ -1,6 +1,7 @@
-//! Messages of released versions stay readable, and what we do not know is ignored.
+//! Messages of released versions stay readable, and unknown fields are ignored.
 //!
-//! `golden/<version>.txt` has the bytes; they are never changed, only added to by later versions.
+//! `golden/<version>.txt` has the bytes of messages. These files never change; later versions only
+//! add files.
 
 use std::{collections::BTreeSet, fmt::Debug, path::Path};
 

@@ -1,8 +1,7 @@
 //! What is fuzzed: every reader of bytes that others write.
 //!
-//! Each function takes any bytes, must not panic, and checks what has to hold
-//! of the result. `targets/` wraps them for `cargo fuzz`; `tests/replay.rs`
-//! runs them over the kept inputs with every test run.
+//! Each function takes any bytes, must not panic, and checks its result. `targets/` wraps them for
+//! `cargo fuzz`; `tests/replay.rs` runs them over the kept inputs with every test run.
 
 mod stage;
 
@@ -40,7 +39,7 @@ use stage::Stage;
 /// A function that is fuzzed.
 pub type Target = fn(&[u8]);
 
-/// All of them by name, which is also that of the directory of kept inputs.
+/// All functions by name, which is also the name of the directory of kept inputs.
 pub const TARGETS: [(&str, Target); 11] = [
     ("query", query),
     ("frames", frames),
@@ -93,7 +92,7 @@ pub fn query(data: &[u8]) {
     }
 }
 
-/// A client's TCP stream, cut where the first byte says.
+/// A client's TCP stream, read in pieces whose length the first byte gives.
 pub fn frames(data: &[u8]) {
     let Some((cut, stream)) = data.split_first() else {
         return;
@@ -267,7 +266,7 @@ pub fn policy(data: &[u8]) {
     }
 }
 
-/// Any YAML or JSON: limits hold, and a fault in one document leaves the others.
+/// Any YAML or JSON: limits hold, and a fault in one document does not affect the others.
 pub fn yaml(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let all: Vec<_> = yaml::documents(&text)
@@ -280,7 +279,7 @@ pub fn yaml(data: &[u8]) {
             "deeper than the limit: {value}"
         );
         let printed = value.to_string();
-        // A document of its own reads as the same value: JSON is YAML.
+        // Printed as JSON, which is also YAML, a document reads as the same value.
         let again = yaml::documents(&printed);
         assert_eq!(again.len(), 1, "{printed}");
     }

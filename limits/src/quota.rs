@@ -45,9 +45,9 @@ impl From<EndpointInstance> for Holder {
     }
 }
 
-/// The part of a limit that is kept for holders with few units: one in so many.
+/// The part of a limit that is kept for holders with few units: one unit in this many.
 const KEPT: usize = 4;
-/// Few are fewer than one unit in so many of the limit, and none in any case.
+/// A holder has few units if it has none, or fewer than one in this many of the limit.
 const FEW: usize = 1024;
 
 /// The rule of [`Quota`], for holders whose units are counted elsewhere.

@@ -13,11 +13,11 @@ use self::nesting::is_break;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Bytes of one object, without comments and indentation (an API server takes 3 MiB).
+/// Most bytes of one object, without comments and indentation (an API server takes 3 MiB).
 pub const MAX_OBJECT: usize = 3 << 20;
-/// Bytes of one document that is read as a whole.
+/// Most bytes of one document that is read as a whole.
 pub(crate) const MAX_DOCUMENT: usize = 32 << 20;
-/// Bytes of the text of one item of a list: its indentation is part of it.
+/// Most bytes of the text of one item of a list, which includes the item's indentation.
 pub(crate) const MAX_ITEM: usize = 2 * MAX_OBJECT;
 /// Most levels of nested lists and mappings in a document.
 pub const MAX_DEPTH: usize = 64;
@@ -33,7 +33,7 @@ pub enum YamlError {
         /// Line of the text at which the document begins.
         line: usize,
     },
-    /// Too many collections within one another.
+    /// Too many levels of nested collections.
     #[error("is nested more than {MAX_DEPTH} levels deep")]
     Deep,
     /// A document of too many bytes.
@@ -125,8 +125,8 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
     found
 }
 
-/// Lines with their ends, which are those of libyaml: a file with the ends of another system is
-/// not one long comment.
+/// Lines with their ends. All line ends of libyaml count, so that a file with the ends of another
+/// system is not one long comment.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -195,8 +195,8 @@ impl Document<'_> {
 
 impl<'a> Document<'a> {
     /// The items of a document that is too long for one object, if it is a list of objects: each is
-    /// read by itself, and the document may have any length. None if it is no list, or short enough
-    /// to be read as a whole. An alias in an item means an anchor of the same item.
+    /// read by itself, and the document may have any length. `None` if the document is no list, or
+    /// short enough to be read as a whole. An alias in an item means an anchor of the same item.
     pub fn items(&self) -> Option<impl Iterator<Item = Document<'_>>> {
         if self.max == Max::Item || self.text.len() <= MAX_OBJECT {
             return None;

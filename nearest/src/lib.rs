@@ -2,12 +2,12 @@
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
-/// Longer words are no misspelt ones. Comparing takes time with their length.
+/// Longest word that is compared, bytes: a longer word takes more time to compare.
 const LONGEST: usize = 64;
-/// Less alike words are not meant, 0 to 1.
+/// Least likeness, 0 to 1, of a word that may be meant.
 const ALIKE: f64 = 0.84;
 
-/// The known word that is most like `word`, if one is like it.
+/// The known word that is most like `word`, if one is similar enough.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.is_empty() || word.len() > LONGEST {
         return None;

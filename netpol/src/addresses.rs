@@ -1,4 +1,4 @@
-//! Whose an address is. Two live pods may claim one for a while: the younger holds it.
+//! Which pod has an address. Two live pods may claim one for a while: the younger pod holds it.
 //!
 //! The holder decides which groups of peers have the address. What the address may send and receive on
 //! this node is decided by every pod of the node that claims it.
@@ -37,8 +37,8 @@ impl<K> Default for Addresses<K> {
 }
 
 impl<K: Ord + Clone + Display> Addresses<K> {
-    /// Sets the addresses that a pod claims. Gives the other pods with the same addresses, now or
-    /// before.
+    /// Sets the addresses that a pod claims. Gives the other pods that claim one of these
+    /// addresses, or one that the pod claimed before.
     pub fn set(&mut self, pod: &K, addresses: Arc<[IpAddr]>, created: Option<u64>) -> BTreeSet<K> {
         let mut others = BTreeSet::new();
         for address in &*self.of.remove(pod).unwrap_or_default() {
@@ -57,7 +57,7 @@ impl<K: Ord + Clone + Display> Addresses<K> {
             let claims = self.claims.entry(*address).or_default();
             others.extend(claims.iter().map(|claim| claim.pod.clone()));
             let pod = pod.clone();
-            // Nearly all have one.
+            // Nearly every address has one claim.
             claims.reserve_exact(1);
             claims.push(Claim { pod, created });
             if claims.len() > 1 {
@@ -75,7 +75,7 @@ impl<K: Ord + Clone + Display> Addresses<K> {
         self.claims.len()
     }
 
-    /// The pod whose address this is: of several the one that was made last, or the first by name.
+    /// The pod that has this address: if several claim it, the one that was made last, or the first by name.
     pub fn holder(&self, address: IpAddr) -> Option<&K> {
         let claims = self.claims.get(&address)?;
         let claims = claims.iter();
@@ -106,7 +106,7 @@ impl<K: Ord + Clone + Display> Addresses<K> {
     }
 }
 
-/// That several pods claim an address, in words: the key of a document, and the warning.
+/// The key of a document, and the warning that several pods claim an address.
 pub(crate) fn warning<K: Display>(address: IpAddr, holder: &K, others: &[&K]) -> (String, String) {
     let others: Vec<String> = others.iter().map(ToString::to_string).collect();
     let warning = format!(

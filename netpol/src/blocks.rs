@@ -13,7 +13,7 @@ pub fn pieces(block: &Block) -> Vec<IpNet> {
     })
 }
 
-/// A prefix without another, the widest piece first.
+/// A prefix without the addresses of another, the widest piece first.
 fn minus(whole: IpNet, except: IpNet) -> Vec<IpNet> {
     if except.contains(&whole) {
         return Vec::new();
@@ -21,7 +21,7 @@ fn minus(whole: IpNet, except: IpNet) -> Vec<IpNet> {
     if !whole.contains(&except) {
         return vec![whole];
     }
-    // Each step from the whole to the part leaves the half that the part is not in.
+    // Each step narrows the whole to the half with the part, and keeps the other half.
     let mut left = Vec::new();
     let mut within = whole;
     while within != except {

@@ -1,7 +1,7 @@
 //! The objects of the cluster that give policies their meaning, and what their changes touch.
 //!
-//! A set in place of all objects is the same as single changes: `Cache::replace` removes and puts
-//! in the objects that differ.
+//! A replacement of all objects is the same as single changes: `Cache::replace` removes and puts only
+//! the objects that differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::{
 /// An object of one of the three kinds that count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// It runs on this node or another one.
+    /// A pod that runs on this node or another one.
     Pod(Arc<Pod>),
     /// A namespace with its labels.
     Namespace(Arc<Namespace>),
@@ -56,14 +56,14 @@ impl Object {
 /// What changes touched.
 #[derive(Debug, Default)]
 pub(crate) struct Touched {
-    /// Pods that are other than before, are in a namespace with other labels, or have or lost an
-    /// address with another pod.
+    /// Pods that changed, pods of a namespace whose labels changed, and pods that share or shared
+    /// an address with a pod that changed.
     pub(crate) pods: BTreeSet<PodId>,
-    /// Policies that came, went or are other than before.
+    /// Policies that came, went or changed.
     pub(crate) policies: BTreeSet<PolicyId>,
 }
 
-/// All objects of the cluster, by what they are looked up by.
+/// All objects of the cluster, indexed by what they are looked up by.
 #[derive(Debug)]
 pub struct Cache {
     node: Arc<str>,
@@ -78,7 +78,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Empty. `node` is the name of this node, whose pods are local.
+    /// A cache without objects. `node` is the name of this node, whose pods are local.
     pub(crate) fn new(node: &str) -> Self {
         Self {
             node: node.into(),
@@ -131,7 +131,7 @@ impl Cache {
         }
     }
 
-    /// Puts a set of objects in the place of all.
+    /// Puts a set of objects in the place of all objects.
     pub(crate) fn replace(&mut self, objects: Vec<Object>) {
         let stay: BTreeSet<Key> = objects.iter().map(Object::key).collect();
         let gone: Vec<Key> = self.keys().filter(|key| !stay.contains(key)).collect();
@@ -184,7 +184,7 @@ impl Cache {
         self.policies.values()
     }
 
-    /// Addresses with which a pod is a peer: those that it claims, unless a younger pod does.
+    /// Addresses with which a pod is a peer: those that it claims, unless a younger pod claims them.
     pub fn addresses(&self, pod: &Pod) -> impl Iterator<Item = IpAddr> {
         let claimed = pod.addresses.iter().copied();
         claimed.filter(|address| self.addresses.holder(*address) == Some(&pod.id))

@@ -21,7 +21,7 @@ use crate::{
 /// The rules of a pod. In each list at most the last rule denies; an empty list restricts nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRules {
-    /// Its own, of both families.
+    /// Addresses of the pod, of both families.
     pub addresses: Vec<IpAddr>,
     /// About packets to the pod; their destination is any.
     pub ingress: Vec<Rule>,
@@ -39,13 +39,13 @@ impl PodRules {
     }
 }
 
-/// Makes rules of policies.
+/// Makes rules from the policies of pods.
 #[derive(Clone, Copy, Debug)]
 pub struct Configurator<'a> {
     /// The pods that groups select.
     pub cache: &'a Cache,
     /// The source of packets that a pod sends to itself through a Service, if the node's NAT gives
-    /// them one: it may always send to pods.
+    /// them one. This address may always send to pods.
     pub nat_loopback: Option<IpAddr>,
 }
 
@@ -134,12 +134,12 @@ struct Peer<'a> {
     net: Net,
     /// The pod, if the permission is about one.
     pod: Option<&'a Pod>,
-    /// Numbers of ports, and all ports, are another peer's.
+    /// The pod is a peer for named ports only. For all other ports, a block or everyone is the peer.
     by_name_only: bool,
 }
 
 impl Peer<'_> {
-    /// What a port means: nothing, if it is a name that the receiver does not have.
+    /// What a port means: `None` for a name that the receiver does not have.
     fn traffic(&self, port: &Port, names: Option<&Names>) -> Option<Traffic> {
         let span = match &port.ports {
             PortRange::Named(name) => Span::one(*names?.get(&(name.clone(), port.protocol))?),

@@ -56,7 +56,7 @@ pub struct Step {
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
     /// Expected verdicts after the step.
     pub expect: Vec<Expectation>,
-    /// Verdicts that Kubernetes expects of IPv4 packets, where they differ: blocks mean pods too.
+    /// Verdicts that Kubernetes expects of IPv4 packets, where they differ because blocks mean pods too.
     #[serde(default)]
     kubernetes: Vec<Expectation>,
 }
@@ -95,7 +95,7 @@ impl Pod {
         [("pod".to_owned(), self.name.to_owned())].into()
     }
 
-    /// Whether a pattern such as `x/*` means it.
+    /// Whether a pattern such as `x/*` means this pod.
     fn is_meant(self, pattern: &str) -> bool {
         let (namespace, name) = pattern.split_once('/').unwrap_or((pattern, "*"));
         let meant = |pattern: &str, is: &str| pattern == "*" || pattern == is;
@@ -194,13 +194,13 @@ impl Step {
         })
     }
 
-    /// Whether packets of a pod reach a port of another pod; none if no expectation is about the
+    /// Whether packets of a pod reach a port of another pod; `None` if no expectation is about the
     /// port. A pod always reaches itself.
     pub fn is_open(&self, from: Pod, to: Pod, port: Port) -> Option<bool> {
         verdict(&self.expect, from, to, port)
     }
 
-    /// The same as Kubernetes expects it, of packets between addresses of the family of `to_address`.
+    /// As [`Self::is_open`], by what Kubernetes expects between addresses of the family of `to_address`.
     pub fn is_open_by_address(
         &self,
         from: Pod,

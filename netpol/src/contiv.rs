@@ -1,5 +1,5 @@
-//! A NetworkPolicy in the form that renderings take: matches, whose peers are groups of pods and
-//! blocks of addresses. Each is computed once, and is the same for every pod that it restricts.
+//! A NetworkPolicy in the form that renderings take: matches, whose peers are groups of pods and blocks of addresses.
+//! Each policy is computed once, and is the same for every pod that it restricts.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -24,7 +24,7 @@ pub struct ContivPolicy {
     pub id: PolicyId,
     /// Directions that it restricts.
     pub restricts: PolicyType,
-    /// Traffic that it allows, in its own order; the rest of these directions is closed.
+    /// Traffic that it allows, in the policy's order; the rest of these directions is closed.
     pub matches: Vec<Match>,
 }
 
@@ -90,9 +90,9 @@ pub struct PodSet {
 /// The namespaces of a [`PodSet`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InNamespaces {
-    /// The one of this name, whether or not there is an object of it.
+    /// The namespace of this name, whether or not it has an object.
     Named(Arc<str>),
-    /// Namespaces whose labels match. Of one without an object only the name is known.
+    /// Namespaces whose labels match. Only the name of a namespace without an object is known.
     Selected(Selector),
 }
 

@@ -21,7 +21,7 @@ impl<T> Default for Counted<T> {
 }
 
 impl<T: Ord + Clone> Counted<T> {
-    /// One more reason for a member.
+    /// Adds a reason for a member.
     pub(crate) fn add(&mut self, member: T) {
         let reasons = self.reasons.entry(member.clone()).or_default();
         *reasons += 1;
@@ -30,7 +30,7 @@ impl<T: Ord + Clone> Counted<T> {
         }
     }
 
-    /// One reason less for a member.
+    /// Takes away a reason for a member.
     pub(crate) fn remove(&mut self, member: &T) {
         let Some(reasons) = self.reasons.get_mut(member) else {
             return;
@@ -49,7 +49,7 @@ impl<T: Ord + Clone> Counted<T> {
         self.reasons.len()
     }
 
-    /// Members, also those that are not taken yet.
+    /// Members, including those that are not taken yet.
     pub(crate) fn members(&self) -> impl Iterator<Item = &T> {
         self.reasons.keys()
     }

@@ -22,7 +22,7 @@ pub struct Opening {
     pub from: IpAddr,
     /// Address of the receiver.
     pub to: IpAddr,
-    /// Protocol and destination port; none for protocols without ports.
+    /// Protocol and destination port; `None` for protocols without ports.
     pub port: Option<(Protocol, u16)>,
 }
 
@@ -35,7 +35,7 @@ pub struct Side {
     pub flow: Flow,
     /// Policies that restrict the direction, at least one.
     pub policies: Vec<PolicyId>,
-    /// The first rule that allows the connection: its policy and field. None: it is denied.
+    /// The first rule that allows the connection: its policy and field. `None`: the connection is denied.
     pub allowed_by: Option<(PolicyId, String)>,
 }
 
@@ -54,8 +54,8 @@ pub struct OpenSide {
     pub open: OpenPorts,
 }
 
-/// What decides a connection: a side for each of `pods` that claims an end and has policies about the
-/// direction. No side: it passes. A pod's packets to itself always do.
+/// What decides a connection: a side for each of `pods` that claims an end and has policies about
+/// the direction. Without a side, the connection passes. A pod's packets to itself always pass.
 pub(crate) fn sides(
     cache: &Cache,
     pods: &BTreeMap<PodId, PodPolicies>,
@@ -76,7 +76,7 @@ pub(crate) fn sides(
     sides.collect()
 }
 
-/// What is open between two addresses, by the same sides.
+/// What is open between two addresses, with a side for the same pods.
 pub(crate) fn open_sides(
     cache: &Cache,
     pods: &BTreeMap<PodId, PodPolicies>,
@@ -184,7 +184,7 @@ impl<'a> Judge<'a> {
         spans.collect()
     }
 
-    /// None: a name that the receiver does not have.
+    /// `None` for a port name that the receiver does not have.
     fn span(&self, port: &Port) -> Option<Span> {
         match &port.ports {
             PortRange::All => Some(Span::ALL),
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(shown(&node, 1, 2, tcp(80)), denied);
         assert_eq!(shown(&node, 1, 2, Some((Protocol::Udp, 8080))), denied);
         assert_eq!(shown(&node, 1, 2, None), denied);
-        // Another node has its own say; a pod reaches itself.
+        // Each node decides about its own pods only, and a pod reaches itself.
         let to_far = ["Egress of a: shop/out spec.egress[1]"];
         assert_eq!(shown(&node, 1, 3, None), to_far);
         assert_eq!(shown(&node, 3, 1, None), [""; 0]);

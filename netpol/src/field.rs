@@ -22,7 +22,7 @@ pub type Checked<T> = Result<T, Refusal>;
 pub struct Field<'a> {
     /// From the top of the document, for example `spec.egress[0].to`; empty at the top.
     pub path: String,
-    /// None if the document does not have the field.
+    /// `None` if the document does not have the field.
     pub value: Option<&'a Value>,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The text of a field; none if it is absent, null or empty.
+    /// The text of a field; `None` if it is absent, null or empty.
     pub fn optional_text(&self) -> Checked<Option<&'a str>> {
         if self.is_absent() {
             return Ok(None);

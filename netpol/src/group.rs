@@ -1,8 +1,7 @@
 //! Peers of policies as groups: the addresses of the pods that a [`PodSet`] selects.
 //!
-//! Only groups that a chain uses exist. A group that nothing uses any more is kept up to date until
-//! `Groups::sweep`, so that it comes back as it was if it is needed again before. A new group can be
-//! counted before it gets its members.
+//! A group exists while a chain uses it. After that it is kept up to date until `Groups::sweep`, in
+//! case it is needed again before that. A new group can be counted before it gets its members.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -126,8 +125,8 @@ impl Group {
     }
 }
 
-/// The number of members of each of these groups. Ends once they are more than `most` together: then
-/// each has at least so many.
+/// The number of members of each of these groups. Counting ends once they are more than `most`
+/// together: each group then has at least the number given.
 pub(crate) fn count(cache: &Cache, groups: &[&Group], most: usize) -> Vec<usize> {
     let mut counts = vec![0; groups.len()];
     let mut index = PodSetIndex::default();
@@ -152,8 +151,7 @@ pub(crate) fn count(cache: &Cache, groups: &[&Group], most: usize) -> Vec<usize>
 }
 
 impl Groups {
-    /// Uses a group, once more if it is in use. New groups get their members from
-    /// [`Groups::fill`].
+    /// Adds a use of a group. New groups get their members from [`Groups::fill`].
     pub(crate) fn acquire(&mut self, group: &Group) -> SlotId {
         let id = match self.by_group.get(group) {
             Some(id) => *id,
@@ -170,7 +168,7 @@ impl Groups {
         id
     }
 
-    /// One use of a group less.
+    /// Takes away a use of a group.
     pub(crate) fn release(&mut self, id: SlotId) {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.users -= 1;
@@ -208,7 +206,7 @@ impl Groups {
         }
     }
 
-    /// Whether the groups in use have at most so many members, new ones included.
+    /// Whether the groups in use have at most `most` members, new groups included.
     pub(crate) fn has_at_most(&self, cache: &Cache, most: usize) -> bool {
         let Some(room) = most.checked_sub(self.size.members) else {
             return false;
@@ -247,7 +245,7 @@ impl Groups {
         self.slots.iter().map(|(id, slot)| (*id, slot))
     }
 
-    /// Visits those that changed since the last [`Groups::sweep`], to take their changes.
+    /// Visits the groups that changed since the last [`Groups::sweep`], to take their changes.
     pub(crate) fn visit_changed(&mut self, mut visit: impl FnMut(SlotId, &mut Slot)) {
         for id in &self.changed {
             if let Some(slot) = self.slots.get_mut(id) {

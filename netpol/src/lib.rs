@@ -9,9 +9,9 @@
 //!                                   └─► configurator ─► rules ─► render::tables ─► render::vpp
 //! ```
 //!
-//! The crate does no input or output and has no runtime. The document means the same to every
-//! compiler: the agent compiles it to rules over identities. The agent reads documents of other
-//! kinds with the same cursor, [`field::Field`].
+//! The crate does no input or output and has no runtime. A document means the same to every
+//! compiler, such as the agent's, which compiles it to rules over identities. The agent reads
+//! documents of other kinds with the same cursor, [`field::Field`].
 #![warn(missing_docs)]
 
 pub mod addresses;

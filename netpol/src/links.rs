@@ -5,13 +5,14 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-/// Interfaces are named by their indexes. Nothing of it matters while every pod of the node is open.
+/// What the tables need of the node's interfaces, which are named by their indexes. None of it
+/// matters while every pod of the node is open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeLinks {
     /// The bridges that pods of this node are on.
     pub bridges: BTreeSet<u32>,
-    /// Ports of bridges that lead to no pod of this node. Each other port counts as a pod's, also one that
-    /// is not known yet.
+    /// Ports of bridges that lead to no pod of this node. Every other port counts as a pod's, even
+    /// one that is not known yet.
     pub other_ports: BTreeSet<u32>,
     /// Pods of this node that are on one of these bridges.
     pub bridged: BTreeSet<IpAddr>,

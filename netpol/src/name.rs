@@ -2,11 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
-/// Characters of a label value, and of a label key without its prefix.
+/// Most characters of a label value, and of a label key without its prefix.
 const LABEL_MAX: usize = 63;
-/// Characters of a DNS subdomain.
+/// Most characters of a DNS subdomain.
 const SUBDOMAIN_MAX: usize = 253;
-/// Characters of a port name (RFC 6335 section 5.1).
+/// Most characters of a port name (RFC 6335 section 5.1).
 const PORT_NAME_MAX: usize = 15;
 
 /// Name of a container port: an IANA service name in lower case.

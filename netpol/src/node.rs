@@ -60,7 +60,7 @@ impl NodeRules {
         }
     }
 
-    /// Their tables, of which the local ones are about traffic of this direction.
+    /// Tables of these rules, of which the local ones are about traffic of this direction.
     pub fn tables(&self, flow: Flow) -> View {
         View::of(&self.pods, flow)
     }

@@ -12,7 +12,7 @@ use crate::{
 pub enum OpenPorts {
     /// Every port of every protocol, and protocols without ports.
     All,
-    /// These alone: ranges that neither overlap nor touch. Protocols without ports are closed.
+    /// Only these ports: ranges that neither overlap nor touch. Protocols without ports are closed.
     Only(BTreeMap<Protocol, Vec<Span>>),
 }
 

@@ -11,7 +11,7 @@ pub struct Packet {
     pub source: IpAddr,
     /// Address of the receiver.
     pub destination: IpAddr,
-    /// Protocol and ports; none for a protocol without ports, such as ICMP.
+    /// Protocol and ports; `None` for a protocol without ports, such as ICMP.
     pub ports: Option<PacketPorts>,
 }
 

@@ -7,7 +7,7 @@
 //!                                      ▲ └─► Selection: which are set aside, so that the others fit
 //!                                      └───────┘
 //! ```
-//! A set of objects in place of all and single changes, in any order, lead to the same table.
+//! A replacement of all objects and single changes, in any order, lead to the same table.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,9 +37,9 @@ pub struct Pipeline {
     nft: Nft,
     limits: Limits,
     selection: Selection,
-    /// Which policies are set aside is decided again with the next commit.
+    /// The next commit decides again which policies are set aside.
     reconsiders: bool,
-    /// Since the last commit, as in [`Commit`].
+    /// What happened since the last commit, as in [`Commit`].
     ended: BTreeSet<IpAddr>,
     has_other_pods: bool,
     has_committed: bool,
@@ -52,10 +52,10 @@ pub struct Commit {
     pub change: Change,
     /// The same for the table of frames.
     pub frames: Change,
-    /// Addresses of pods, and directions for which other rules hold than before: connections that
-    /// were let in by the former rules may be open.
+    /// Addresses of pods, with the directions whose rules changed: connections that the former
+    /// rules let in may be open.
     pub closed: BTreeSet<(IpAddr, Flow)>,
-    /// Addresses that pods of this node lost, or that one more of them claims.
+    /// Addresses that pods of this node lost, or that another pod of this node claims too.
     pub ended: BTreeSet<IpAddr>,
     /// Pods of this node may have other addresses than before.
     pub has_other_pods: bool,
@@ -87,7 +87,7 @@ impl Pipeline {
         self.cache.remove(key);
     }
 
-    /// Puts a set of objects in the place of all.
+    /// Puts a set of objects in the place of all objects.
     pub fn replace(&mut self, objects: Vec<Object>) {
         self.cache.replace(objects);
     }
@@ -98,18 +98,20 @@ impl Pipeline {
         self.nft.set_interfaces(interfaces);
     }
 
-    /// The node's interfaces. While a pod is restricted, its ports of bridges exchange no frames that the
-    /// table does not see, and no IPv6 packets with link-local addresses, which no policy selects.
+    /// The node's interfaces. While a pod is restricted, the node's ports of bridges exchange no frames
+    /// that the table does not see, and no IPv6 packets with link-local addresses, which no policy
+    /// selects.
     pub fn set_links(&mut self, links: NodeLinks) {
         self.nft.set_links(links);
     }
 
     /// What has changed since the last commit. Policies that do not fit into the table are
-    /// [set aside](Pipeline::set_aside). Refused whole if it would be too large even so: then
-    /// the last commit's table stays in force, and the next commit has this one's changes too.
+    /// [set aside](Pipeline::set_aside). If the table would be too large even so, the whole commit is
+    /// refused: the last commit's table stays in force, and the next commit has this one's changes
+    /// too.
     ///
-    /// If the kernel refuses the steps, compare [`Pipeline::table`] with what it has: later commits
-    /// take this one for done.
+    /// If the kernel refuses the steps, compare [`Pipeline::table`] with what the kernel has: later
+    /// commits assume that this one is in force.
     pub fn commit(&mut self) -> Result<Commit, TooLarge> {
         self.process();
         let closed = self.nft.closing();
@@ -130,13 +132,13 @@ impl Pipeline {
         self.selection.set_aside()
     }
 
-    /// Lets the next commit decide again which policies are set aside. Without it, they are the same as
-    /// long as no policy, and no pod of this node, changes; though fewer peers may need less.
+    /// Lets the next commit decide again which policies are set aside. Otherwise they stay the same
+    /// as long as no policy and no pod of this node changes, even if fewer peers need less.
     pub fn reconsider(&mut self) {
         self.reconsiders = true;
     }
 
-    /// Whether a commit was not refused. Before, [`Pipeline::table`] has no policy.
+    /// Whether a commit was accepted. Until then, [`Pipeline::table`] has no policy.
     pub fn has_committed(&self) -> bool {
         self.has_committed
     }
@@ -151,7 +153,7 @@ impl Pipeline {
         self.nft.frames()
     }
 
-    /// How large the table is that the policies need, also if it is refused.
+    /// Size of the table that the policies need, even if that table is refused.
     pub fn size(&self) -> Size {
         self.nft.size()
     }
@@ -162,12 +164,12 @@ impl Pipeline {
     }
 
     /// What decides a connection: a side for each pod of this node that claims an end and has policies
-    /// about the direction. No side: it passes.
+    /// about the direction. Without a side, it passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
         sides(&self.cache, self.processor.pods(), opening)
     }
 
-    /// What is open between two addresses: sides as of [`Pipeline::explain`].
+    /// What is open between two addresses, with sides like those of [`Pipeline::explain`].
     pub fn open_between(&self, from: IpAddr, to: IpAddr) -> Vec<OpenSide> {
         open_sides(&self.cache, self.processor.pods(), from, to)
     }

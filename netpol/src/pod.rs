@@ -23,9 +23,9 @@ pub struct Pod {
     pub id: PodId,
     /// Labels as the object has them.
     pub labels: BTreeMap<String, String>,
-    /// The node that runs it; none until it has been scheduled.
+    /// The node that runs it; `None` until it has been scheduled.
     pub node: Option<Arc<str>>,
-    /// Addresses that are its own: none before it has any, if it uses its node's network
+    /// Addresses of its own: empty before it has any, if it uses its node's network
     /// (`hostNetwork`), or once it has ended.
     pub addresses: Vec<IpAddr>,
     /// When it was made, nanoseconds since 1970: of two pods with one address the younger has it.

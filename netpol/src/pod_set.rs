@@ -69,7 +69,7 @@ pub(crate) struct PodSetIndex<T> {
     anchors: BTreeMap<T, Vec<Anchor>>,
 }
 
-/// What a pod must have, or its namespace.
+/// What a pod or its namespace must have.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Anchor {
     Nothing,
@@ -132,8 +132,8 @@ impl<T: Ord + Clone> PodSetIndex<T> {
         found.flatten().cloned().collect()
     }
 
-    /// What every pod of the set has one of: of several possibilities the one that the fewest sets
-    /// have.
+    /// Anchors of which every pod of the set has one. Of several possible lists, the one whose
+    /// anchors the fewest sets have.
     fn rarest(&self, set: &PodSet) -> Vec<Anchor> {
         let fewest = |anchors: &Vec<Anchor>| -> usize {
             let sets = anchors

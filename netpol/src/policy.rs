@@ -71,7 +71,7 @@ pub enum Peer {
 pub enum Namespaces {
     /// The policy's own namespace: `namespaceSelector` is absent.
     Own,
-    /// Namespaces whose labels match the `namespaceSelector`. An empty one matches all.
+    /// Namespaces whose labels match the `namespaceSelector`. An empty selector matches all.
     Selected(Selector),
 }
 
@@ -86,7 +86,7 @@ pub struct Block {
 /// Protocols and ports that a rule allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ports {
-    /// Every port and every protocol, also those without ports: `ports` is absent or empty.
+    /// Every port and every protocol, even those without ports: `ports` is absent or empty.
     Any,
     /// Any of these ports: the list `ports`, never empty.
     Of(Vec<Port>),
@@ -238,7 +238,7 @@ impl Block {
 }
 
 impl Ports {
-    /// Whether one of them is a name.
+    /// Whether one of the ports is a name.
     pub fn has_names(&self) -> bool {
         let is_name = |port: &Port| matches!(port.ports, PortRange::Named(_));
         matches!(self, Self::Of(ports) if ports.iter().any(is_name))
@@ -246,7 +246,7 @@ impl Ports {
 }
 
 impl PortRange {
-    /// Ports from `first` to `last`; none unless `1 <= first <= last`.
+    /// Ports from `first` to `last`; `None` unless `1 <= first <= last`.
     pub const fn numbers(first: u16, last: u16) -> Option<Self> {
         if first == 0 || last < first {
             return None;

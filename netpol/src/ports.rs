@@ -26,7 +26,7 @@ impl Span {
         }
     }
 
-    /// Ports from `first` to `last`; none if `last` is the lower one.
+    /// Ports from `first` to `last`; `None` if `last` is the lower one.
     pub const fn new(first: u16, last: u16) -> Option<Self> {
         if last < first {
             return None;

@@ -6,7 +6,7 @@
 //! | a pod: labels, ports, addresses, node | the pod itself |
 //! | labels of a namespace | its pods |
 //!
-//! Who the peers of a policy are is not its concern: they are [groups](crate::group) that the
+//! The processor does not look for the peers of a policy: they are [groups](crate::group) that the
 //! matches name. A pod without an address waits until it has one.
 
 mod compile;
@@ -29,11 +29,11 @@ use crate::{
 /// A pod of this node that has an address, and the policies that restrict it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPolicies {
-    /// Addresses that it claims, also those of a younger pod.
+    /// Addresses that it claims, even those that a younger pod holds.
     pub addresses: Vec<IpAddr>,
     /// Numbers of its named ports.
     pub ports: BTreeMap<(PortName, Protocol), u16>,
-    /// Sorted by namespace and name. One that is set aside has no matches.
+    /// Sorted by namespace and name. A policy that is set aside has no matches.
     pub policies: Vec<Arc<ContivPolicy>>,
 }
 
@@ -65,16 +65,16 @@ pub(crate) struct Processor {
 #[derive(Debug)]
 pub(crate) struct Compiled {
     subject: PodSet,
-    /// As its document says.
+    /// The policy as its document says.
     pub(crate) policy: Arc<ContivPolicy>,
-    /// The same without matches, if it is set aside.
+    /// The same policy, without matches if it is set aside.
     in_force: Arc<ContivPolicy>,
     /// A match of incoming traffic names ports.
     pub(crate) names_ports: bool,
 }
 
 impl Compiled {
-    /// None if the policy restricts nothing.
+    /// `None` if the policy restricts nothing.
     fn new(policy: &NetworkPolicy, is_set_aside: bool) -> Option<Self> {
         let compiled = Arc::new(compile::policy(policy)?);
         let mut incoming = compiled
@@ -106,11 +106,11 @@ impl Compiled {
     }
 }
 
-/// A pod whose policies, addresses or ports are other than before.
+/// A pod whose policies, addresses or ports have changed.
 #[derive(Debug)]
 pub(crate) struct Reconfigured {
     pub(crate) id: PodId,
-    /// As it was; none if it is new.
+    /// What the pod had; `None` if it is new.
     pub(crate) before: Option<PodPolicies>,
 }
 
@@ -191,7 +191,7 @@ impl Processor {
         pods
     }
 
-    /// The policies of a pod; none if it is not for this node to restrict it, or has no address yet.
+    /// The policies of a pod; `None` if the pod is not of this node, or has no address yet.
     fn configure(&self, cache: &Cache, pod: &Pod) -> Option<PodPolicies> {
         if pod.addresses.is_empty() || !cache.is_local(&pod.id) {
             return None;

@@ -1,4 +1,4 @@
-//! A JSON value into a [`NetworkPolicy`]: every refusal names its field and the remedy.
+//! Reads a JSON value into a [`NetworkPolicy`]: every refusal names its field and the remedy.
 //!
 //! The rules are those of the Kubernetes API server, with its defaults. Unknown fields are
 //! refused, because a misspelt field would change the meaning of the policy without a message.
@@ -16,7 +16,7 @@ use crate::{
     policy::{Direction, NetworkPolicy, Rule, Warning},
 };
 
-/// The version and the kind that [`read`] takes.
+/// The only `apiVersion` that [`read`] accepts.
 pub const API_VERSION: &str = "networking.k8s.io/v1";
 /// The only `kind` that [`read`] accepts.
 pub const KIND: &str = "NetworkPolicy";

@@ -11,8 +11,8 @@ use crate::{
 
 /// Brings a node's policies into force, or writes them down.
 pub trait Renderer {
-    /// Takes a change as a whole or not at all: after an error, the next change is one from the
-    /// last that it took.
+    /// Takes a change as a whole or not at all: after an error, the next change is relative to the
+    /// last one that it took.
     fn commit(&mut self, txn: &Txn<'_>) -> Result<(), RenderError>;
 }
 
@@ -44,7 +44,7 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// A pod is there, with these policies, or it is gone (none).
+    /// Puts a pod with these policies, or notes that it is gone (`None`).
     pub fn put(&mut self, pod: PodId, policies: Option<&'a PodPolicies>) {
         self.pods.insert(pod, policies);
     }
@@ -54,19 +54,19 @@ impl<'a> Txn<'a> {
         self.whole
     }
 
-    /// The pods with their policies, as matches; none for one that is gone.
+    /// The pods with their policies, as matches; `None` for a pod that is gone.
     pub fn pods(&self) -> impl Iterator<Item = (&PodId, Option<&'a PodPolicies>)> {
         self.pods.iter().map(|(id, pod)| (id, *pod))
     }
 
-    /// The pods with their rules; none for one that is gone.
+    /// The pods with their rules; `None` for a pod that is gone.
     pub fn rules(&self) -> impl Iterator<Item = (&PodId, Option<PodRules>)> {
         let rules = |pod: &PodPolicies| self.configurator.rules(pod);
         self.pods().map(move |(id, pod)| (id, pod.map(rules)))
     }
 }
 
-/// Gives a change to every renderer. The error is the last one; it kept no other renderer from the change.
+/// Gives a change to every renderer, even after an error. The result is the last error, if any.
 pub fn commit(renderers: &mut [&mut dyn Renderer], txn: &Txn<'_>) -> Result<(), RenderError> {
     let results = renderers.iter_mut().map(|renderer| renderer.commit(txn));
     let results: Vec<Result<(), RenderError>> = results.collect();

@@ -12,8 +12,8 @@ use crate::{
 
 /// A permission or a refusal for some packets.
 ///
-/// If one rule is about a part of the packets of another rule, it orders first. So the first rule in a
-/// sorted list that matches a packet is the closest one.
+/// If one rule is about a part of the packets of another rule, the narrower rule orders first. So
+/// the first rule in a sorted list that matches a packet is the closest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     /// Addresses of senders.
@@ -48,7 +48,7 @@ pub enum Traffic {
         /// Ports of the receiver.
         destination: Span,
     },
-    /// Every packet, also one of a protocol without ports.
+    /// Every packet, even one of a protocol without ports.
     Any,
 }
 

@@ -1,9 +1,10 @@
 //! Which policies are set aside, so that the others fit into the table.
 //!
-//! A policy that is set aside restricts its pods as before, and allows nothing. First those go that do
-//! not fit alone; then, until the rest fits, those that need the most, of the namespace that needs the
-//! most. It follows from the objects alone, in whatever order they came. It is decided before a chain or
-//! a group is made, and only where the policies may not fit.
+//! A policy that is set aside restricts its pods as before, and allows nothing. Policies that
+//! do not fit alone are set aside first. Then, until the rest fits, the largest ones of the
+//! namespace that needs the most are set aside. The choice follows from the objects alone, in
+//! whatever order they came. It is made before a chain or a group is made, and only where the
+//! policies may not fit.
 
 mod classes;
 
@@ -23,10 +24,10 @@ use crate::{
     render::nft::{self, Limits},
 };
 
-/// Members are counted up to so many times the limit.
+/// Members are counted up to this many times the limit.
 const COUNTED: usize = 8;
 
-/// What there is a limit of.
+/// Parts of the table that are limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scarce {
     /// Rules of the chains of pods.
@@ -73,7 +74,7 @@ pub(crate) struct Selection {
     limits: Limits,
     classes: Classes,
     set_aside: BTreeMap<PolicyId, SetAside>,
-    /// Elements of sets of ranges of the others.
+    /// Elements of the sets of ranges of policies that are not set aside.
     ranges: usize,
 }
 
@@ -92,7 +93,7 @@ impl Selection {
         &self.set_aside
     }
 
-    /// Follows pods whose policies, or what these need, may be others than before.
+    /// Follows pods whose policies may have changed, or may need more or less than before.
     pub(crate) fn follow(&mut self, pods: &BTreeSet<PodId>, processor: &Processor) {
         self.classes.follow(pods, processor);
         if self.set_aside.is_empty() {
@@ -105,8 +106,8 @@ impl Selection {
         self.classes.sum().rows <= self.limits.rows
     }
 
-    /// How many members the groups of the policies that are not set aside may have; none if already
-    /// their ranges are too many.
+    /// How many members the groups of the policies that are not set aside may have; `None` if their
+    /// ranges alone are too many.
     pub(crate) const fn room(&self) -> Option<usize> {
         self.limits.addresses.checked_sub(self.ranges)
     }
@@ -238,8 +239,8 @@ impl Needs {
         *of_namespace = of_namespace.saturating_add(need);
     }
 
-    /// The policies that are set aside next: those that do not fit alone, or the largest of the largest
-    /// namespace, as long as it is the largest.
+    /// The policies that are set aside next: those that do not fit alone, or the largest of the
+    /// namespace that needs the most, as long as it needs the most.
     fn largest(&self) -> Vec<(PolicyId, usize)> {
         let all = self.of_policy.iter().map(|(id, need)| (id.clone(), *need));
         let alone: Vec<_> = all.clone().filter(|(_, need)| *need > self.limit).collect();

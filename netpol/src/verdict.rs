@@ -34,7 +34,7 @@ use crate::{
 pub struct Verdict<'a> {
     /// Whether it passes.
     pub passes: bool,
-    /// The decisions in their order, up to the one that drops it.
+    /// The decisions in their order, up to the one that drops the packet.
     pub by: Vec<By<'a>>,
 }
 
@@ -91,7 +91,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// By the first rule of a list; a list without one about the packet lets it pass.
+    /// The verdict of the first rule of a list that is about the packet; without such a rule the packet passes.
     fn by_list(rules: &'a [Rule], packet: &Packet, flow: Flow) -> Self {
         let found = rule::first(rules, packet);
         Self {
@@ -100,7 +100,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// This verdict, and if the packet passes also the next one.
+    /// This verdict, followed by the next one if the packet passes.
     pub fn then(mut self, next: impl FnOnce() -> Self) -> Self {
         if self.passes {
             let next = next();
@@ -111,7 +111,7 @@ impl<'a> Verdict<'a> {
     }
 }
 
-/// By the rules of each pod of a node: those of the sender, and those of the receiver.
+/// The verdict by the rules of each pod of a node: those of the sender, and those of the receiver.
 pub fn by_rules<'a>(
     pods: &'a BTreeMap<PodId, PodRules>,
     local: &Local,
@@ -130,7 +130,7 @@ pub fn by_rules<'a>(
     list(from, Flow::Egress).then(|| list(to, Flow::Ingress))
 }
 
-/// By the tables of a node. Those of single pods are about traffic of direction `flow`.
+/// The verdict by the tables of a node. Tables of single pods are about traffic of direction `flow`.
 pub fn by_tables<'a>(view: &'a View, flow: Flow, local: &Local, packet: &Packet) -> Verdict<'a> {
     let (from, to) = local.sides(packet);
     if from.is_some() && from == to {

@@ -12,15 +12,15 @@ use std::{
 /// Longest wait of the functions that panic: far longer than any state takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// The environment's name for how many times slower than usual this machine is.
+/// Environment variable that says how many times slower than usual this machine is.
 pub const TIME_FACTOR: &str = "HOLDFAST_TIME_FACTOR";
 
-/// Pauses between two probes: the first, and the longest. Each is twice as long as the last.
+/// Pauses between two probes: the first, and the longest. Each pause is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// `time`, as long as it is on this machine: an emulated machine is many times slower, and
-/// [`TIME_FACTOR`] says how many. All waits of this crate are stretched.
+/// `time`, stretched for this machine: an emulated machine is many times slower, and
+/// [`TIME_FACTOR`] says how many times. All waits of this crate are stretched.
 pub fn stretched(time: Duration) -> Duration {
     static FACTOR: LazyLock<u32> = LazyLock::new(|| {
         #[expect(

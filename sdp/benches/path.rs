@@ -44,7 +44,7 @@ fn answer_bytes() -> Vec<u8> {
     message.to_vec().expect("a small message")
 }
 
-/// 600 names and 30 wildcards that all have, two names of one's own for nine of ten.
+/// 600 names and 30 wildcards for each endpoint, and two more names for nine of ten endpoints.
 fn rules(endpoint: u16) -> RulesOf {
     let mut names: Vec<_> = (0..600)
         .map(|n| NameRule::Name(format!("host-{n}.service.example.org")))

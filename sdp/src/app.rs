@@ -38,12 +38,13 @@ use crate::{
     steering::{SteeringConfig, SteeringStatus},
 };
 
-/// Client TCP connections at most.
+/// Most TCP connections of clients.
 pub(crate) const TCP_CONNECTIONS: usize = 4096;
-/// Threads for TCP and housekeeping; UDP, the link to the agent and the journal have their own.
+/// Threads for TCP and housekeeping. UDP, the link to the agent and the journal have threads of
+/// their own.
 const RUNTIME_THREADS: usize = 2;
 
-/// During a drain, longest wait for an agent that answers nothing.
+/// Longest wait, during a drain, for an agent that answers nothing.
 const SILENT: Duration = Duration::from_secs(2);
 /// Longest time for writing the journal and the query log at the end.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -166,10 +167,11 @@ fn build_proxy(shared: &Shared) -> Arc<Proxy> {
     Arc::new(proxy)
 }
 
-/// Beginning of the warning that no program steers, which an agent that starts later can end.
+/// Beginning of the warning that no steering program is loaded. The warning is removed when an
+/// agent that starts later loads one.
 const NO_STEERING: &str = "no steering";
 
-/// Loads the steering program: an agent of Cilium does not. The proxy also works without it.
+/// Loads the steering program, because a Cilium agent does not. The proxy also works without it.
 fn provide_steering(config: &Config) {
     if config.flags.steering == SteeringMode::Off || !nix::unistd::Uid::effective().is_root() {
         return;
@@ -184,8 +186,8 @@ fn provide_steering(config: &Config) {
     }
 }
 
-/// Removes the admin socket of a killed proxy that ran as root: the user that this one becomes
-/// may not connect to it, and so could not tell it from a proxy's that runs.
+/// Removes the admin socket of a killed proxy that ran as root: the user that this process becomes
+/// may not connect to it, and could not tell whether a proxy still serves it.
 fn remove_left_socket(config: &Config) {
     if !nix::unistd::Uid::effective().is_root() {
         return;
@@ -330,7 +332,8 @@ fn note_steering(shared: &Shared) {
         SteeringStatus::Unavailable(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());
         }
-        // Also without the program: an agent that starts makes it and sends rules at once.
+        // This counts as missing even without the program, because an agent that starts loads it
+        // and sends rules at once.
         SteeringStatus::Waiting(why) => shared.ready.block(Need::Steering, why.clone()),
         SteeringStatus::Joined(_) => {
             shared.ready.unblock(Need::Steering);
@@ -364,7 +367,8 @@ async fn run_maintenance(shared: Arc<Shared>, stop: CancellationToken) {
         tokio::task::block_in_place(|| end_lost_rules(&shared));
         note_gate(&shared);
         keep_rules(&shared);
-        // First: maps that appear are there for both.
+        // Steering comes first: when maps appear, a missing slot must be noted before the endpoints
+        // count as present.
         note_steering(&shared);
         note_maps(&shared.ready, &shared.maps);
         if shared.transparent.detect(&shared.config.flags.bpf_root) {
@@ -375,7 +379,7 @@ async fn run_maintenance(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-/// Notes how steering stands, and that the workers run, until it is time to leave.
+/// Notes the state of steering, and that the workers run, until the drain begins.
 async fn watch_steering(shared: &Shared, listeners: &Listeners) {
     let mut beat = tokio::time::interval(REFRESH);
     let mut progress = Progress::new(listeners, Instant::now());
@@ -421,7 +425,7 @@ async fn leave(shared: &Shared, listeners: Listeners) {
         }
     };
     let done = shared.drain.within(limit, work).await;
-    // Also after an incomplete drain, stored data is written. The journal comes first, because the
+    // Stored data is written even after an incomplete drain. The journal comes first, because the
     // query log may be blocked.
     let close = async {
         shared.agent.journal.close().await;

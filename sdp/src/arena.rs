@@ -1,6 +1,6 @@
 //! Values under keys that are never valid twice.
 
-/// Key of one value; that of a removed value finds nothing, even after its place is taken again.
+/// Key of one value. The key of a removed value finds nothing, even if another value has its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     index: u32,
@@ -13,7 +13,7 @@ impl Key {
         ((self.generation as u64) << 32) | self.index as u64
     }
 
-    /// The key of a number from [`Self::to_u64`].
+    /// The key for a number that [`Self::to_u64`] returned.
     pub(crate) fn from_u64(number: u64) -> Self {
         let half = |n: u64| u32::try_from(n & 0xffff_ffff).unwrap_or_default();
         Self {

@@ -25,7 +25,7 @@ const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
 pub(crate) const ADMIN_DIR: &str = "/run/holdfast/sdp";
 const STATE_DIR: &str = "/var/run/holdfast";
 const CILIUM_STATE_DIR: &str = "/var/run/cilium";
-/// Slots of the steering maps are few: more workers would not get one.
+/// Slots of the steering maps are few: more workers would get none.
 const MAX_WORKERS: usize = 16;
 /// Few enough that replicas find slots side by side.
 pub(crate) const MOST_WORKERS_BY_DEFAULT: usize = MAX_WORKERS / 4;
@@ -33,7 +33,7 @@ pub(crate) const MOST_WORKERS_BY_DEFAULT: usize = MAX_WORKERS / 4;
 /// Everything the proxy needs to know to run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The flags, for all settings that depend on no other.
+    /// The flags, for all settings that depend on no other setting.
     pub flags: Settings,
     /// Addresses of the agent, in the order in which they are tried.
     pub agent: Vec<AgentAddress>,
@@ -46,7 +46,7 @@ pub struct Config {
     pub reject: RejectCode,
     /// Number of UDP workers.
     pub workers: usize,
-    /// Settings of the sources that are not used, for the log.
+    /// Notes for the log about settings that are not used.
     pub notes: Vec<String>,
 }
 
@@ -126,8 +126,8 @@ pub(crate) fn admin_socket_of(name: &str) -> PathBuf {
     Path::new(ADMIN_DIR).join(format!("{name}.sock"))
 }
 
-/// By default our agent's socket first: where there is none, that costs nothing. Cilium's key has
-/// the port at which its own agent serves.
+/// By default, our agent's socket is tried first; where it does not exist, that costs nothing.
+/// Cilium's key names the port at which Cilium's agent serves.
 fn agents(flags: &Settings) -> Vec<AgentAddress> {
     if !flags.agent_address.is_empty() {
         return flags.agent_address.clone();
@@ -167,7 +167,7 @@ fn default_state_dir() -> PathBuf {
     }
 }
 
-/// One per CPU, up to a limit.
+/// One worker per CPU, up to a limit.
 fn default_workers() -> usize {
     std::thread::available_parallelism()
         .map_or(1, NonZeroUsize::get)

@@ -20,7 +20,7 @@ pub struct Drain {
 /// Whether a drain request is the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainRequest {
-    /// It is: the first phase has begun.
+    /// This request is the first, and has begun the first phase.
     First,
     /// The drain had begun already. A repeated signal begins the second phase.
     Repeated,
@@ -68,8 +68,8 @@ impl Drain {
         }
     }
 
-    /// Turns SIGTERM and SIGINT into the phases: the first signal begins the
-    /// first, the second ends it. Never returns.
+    /// Turns SIGTERM and SIGINT into the phases: the first signal begins the first phase, the
+    /// second signal the second. Never returns.
     pub async fn follow_signals(&self) -> std::io::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;

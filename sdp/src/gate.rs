@@ -21,7 +21,7 @@ pub(crate) const NO_RULES_AFTER: Duration = Duration::from_secs(15);
 pub struct Gate(Arc<ArcSwapOption<String>>);
 
 impl Gate {
-    /// Opens it, or closes it for a reason.
+    /// Opens the gate, or closes it for a reason.
     pub fn set(&self, can_answer: Result<(), String>) {
         match can_answer {
             Ok(()) => self.0.store(None),
@@ -29,7 +29,7 @@ impl Gate {
         }
     }
 
-    /// Why queries cannot be answered, if so.
+    /// Why queries cannot be answered; `None` if they can be.
     pub fn closed(&self) -> Option<Arc<String>> {
         self.0.load_full()
     }
@@ -48,7 +48,8 @@ pub enum SentRules {
 
 /// Whether queries can be answered; if not, why.
 ///
-/// `endpoints`: why clients cannot be told apart, if so. `with_rules`: endpoints that have rules.
+/// `endpoints`: why clients cannot be told apart; `None` if they can be. `with_rules`: how many
+/// endpoints have rules.
 pub(crate) fn can_answer(
     endpoints: Option<String>,
     with_rules: usize,
@@ -79,7 +80,7 @@ impl BoundPorts {
         Ok(Self(files.into_iter().collect::<Result<_, _>>()?))
     }
 
-    /// Has no list: no port counts as bound.
+    /// A value without lists: no port counts as bound.
     pub(crate) fn unknown() -> Self {
         Self(Vec::new())
     }
@@ -98,7 +99,7 @@ impl BoundPorts {
     }
 }
 
-/// Whether a line of `/proc/net/udp` is of a socket bound to the port.
+/// Whether `text`, read from `/proc/net/udp`, lists a socket that is bound to the port.
 fn has_port(text: &str, port: u16) -> bool {
     let ending = format!(":{port:04X}");
     let local = text

@@ -1,5 +1,5 @@
-//! The journal: pairs that no agent has made durable, in a file that outlives this
-//! process, for whichever proxy of the node comes across it.
+//! The journal: pairs that no agent has made durable, in a file that outlives this process, for any
+//! proxy of the node that finds it.
 //!
 //! ```text
 //!      sink ─── note ──► queue ─► writer's thread ─► own file (locked)
@@ -35,9 +35,10 @@ pub(crate) use self::writer::PAIRS;
 use self::writer::Writer;
 use crate::{mapping::OnRealised, stats::Count};
 
-/// Notes that wait for the thread at most; each endpoint has a share of them.
+/// Most notes that wait for the thread. Each endpoint has a share of them.
 const QUEUE: usize = 65_536;
-/// Answers that wait for their write at most, in shares too; above, they are released first.
+/// Most answers that wait for their write, in shares too. Beyond it, answers are released without
+/// waiting.
 const WAITING: usize = 16_384;
 /// Delay after which entries are written together, unless a caller waits for one.
 const TOGETHER: Duration = Duration::from_millis(20);
@@ -47,11 +48,11 @@ const TOGETHER: Duration = Duration::from_millis(20);
 pub struct Journal {
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Answers may wait for their write.
+    /// Whether answers may wait for their write.
     works: AtomicBool,
-    /// Answers wait, or what they wait for is being written.
+    /// Whether answers wait for a write that is queued or under way.
     pending: AtomicBool,
-    /// Since when the thread is at the disk; 0 = it is not.
+    /// When the thread began to wait for the disk; 0: it does not wait.
     busy_since: AtomicU64,
     closed: AtomicBool,
     shown: Mutex<JournalStatus>,
@@ -101,7 +102,7 @@ pub struct JournalStats {
     pub torn: Count,
     /// Files set aside because they made no sense.
     pub damaged: Count,
-    /// Writes, or what else is done with files, that failed.
+    /// Writes and other operations on files that failed.
     pub errors: Count,
     /// Notes not taken because too many waited for the disk.
     pub skipped: Count,
@@ -149,8 +150,8 @@ impl Default for Journal {
 }
 
 impl Journal {
-    /// Starts the thread: a file in `dir` called after `name`; what others left there goes to
-    /// `adopt`, which must not wait.
+    /// Starts the thread. Its file is in `dir` and is named after `name`. Mappings that other
+    /// processes left there go to `adopt`, which must not block.
     pub fn start(
         self: &Arc<Self>,
         dir: &Path,
@@ -193,14 +194,14 @@ impl Journal {
         self.nudge();
     }
 
-    /// Has something written once [`Self::nudge`] is called: waking the thread takes a system
-    /// call, which not each caller has the time for.
+    /// Queues a note that is written after the next [`Self::nudge`]. Waking the thread takes a
+    /// system call, for which some callers have no time.
     pub fn note_later(&self, note: Note) {
         let mut queue = self.queue.lock();
         if self.closed.load(Ordering::Acquire) {
             return;
         }
-        // A revocation has no holder: what is closed again must not be opened by a file.
+        // A revocation has no holder, so it always has room: a file must not reopen what is closed.
         if note
             .holder()
             .is_some_and(|holder| !queue.noted.take(holder, 1))
@@ -212,7 +213,7 @@ impl Journal {
         queue.notes.push(note);
     }
 
-    /// Wakes the thread if there are notes and it does not know yet.
+    /// Wakes the thread if there are notes and it was not woken for them.
     pub fn nudge(&self) {
         let mut queue = self.queue.lock();
         if !queue.notes.is_empty() && !queue.woken {
@@ -229,7 +230,8 @@ impl Journal {
             && (since == 0 || BootTime::from_nanos(since).plus(max_delay) > now)
     }
 
-    /// Has something written at once, and `done` called then. Gives `done` back if too many wait.
+    /// Has a note written at once, and `done` called after that. Returns `done` if too many answers
+    /// wait.
     pub fn note_first(
         &self,
         endpoint: EndpointInstance,
@@ -253,8 +255,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Has `done` called once what was handed over by [`Self::note_first`] is written. Gives
-    /// it back if it is.
+    /// Has `done` called once the notes of [`Self::note_first`] are written. Returns `done` if none
+    /// is waiting, or if too many answers wait.
     pub fn wait_behind(
         &self,
         endpoint: EndpointInstance,
@@ -273,8 +275,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Has everything written and the file closed: removed if it has no records, else left to
-    /// the next process that finds it.
+    /// Writes everything and closes the file. A file without records is removed; any other is left
+    /// to the next process that finds it.
     pub async fn close(&self) {
         self.queue.lock().closing = true;
         self.wake.notify_one();
@@ -302,7 +304,8 @@ impl Journal {
         self.works();
     }
 
-    /// Takes the notes, and who waits for them to be written; then [`Self::written`].
+    /// Takes the notes, and the callbacks that wait for their write. Call [`Self::written`]
+    /// afterwards.
     pub fn take(&self) -> (Vec<Note>, Vec<OnRealised>) {
         let mut queue = self.queue.lock();
         let notes = std::mem::take(&mut queue.notes);
@@ -319,7 +322,7 @@ impl Journal {
             .store(!queue.waiting.is_empty(), Ordering::Release);
     }
 
-    /// The thread's: waits for notes, `limit` at most. Whether it is time to end.
+    /// Called by the thread: waits for notes, `limit` at most. Returns whether the thread must end.
     fn wait(&self, limit: Duration) -> bool {
         self.busy_since.store(0, Ordering::Release);
         let mut queue = self.queue.lock();
@@ -359,7 +362,7 @@ impl Journal {
     fn report(&self, file: Option<(&Path, u64)>, pairs: usize, dropped: u64) {
         let mut shown = self.shown.lock();
         let path = file.map(|(path, _)| path);
-        // Asked after every batch: the text is made once.
+        // This runs after every batch, so the text is made only when the path changes.
         if shown.path.as_deref().map(Path::new) != path {
             shown.path = path.map(|path| path.display().to_string());
         }

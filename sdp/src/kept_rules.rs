@@ -1,5 +1,5 @@
-//! Whose rules are in force: of which instance of an endpoint, and whether the present agent
-//! has said them.
+//! For which instance of an endpoint its rules in force were made, and whether the present agent
+//! has confirmed them.
 //!
 //! A Cilium agent that starts sends states without rules until it has regenerated the endpoints,
 //! which takes it seconds or minutes. An endpoint that it has not named yet keeps its rules while
@@ -26,8 +26,8 @@ pub struct KeptRules {
 }
 
 impl KeptRules {
-    /// Notes that rules of these endpoints are in force, from a file or of an agent without
-    /// notes here.
+    /// Notes that rules of these endpoints are in force, read from a file, or sent by an agent
+    /// whose rules were not noted here.
     pub fn adopt(&mut self, endpoints: impl IntoIterator<Item = EndpointId>, now: &Instances) {
         for id in endpoints {
             self.of.entry(id).or_insert_with(|| now.get(&id).cloned());
@@ -45,8 +45,8 @@ impl KeptRules {
         self.named.clear();
     }
 
-    /// Takes the endpoints that a state has rules for; gives those whose rules end with it:
-    /// named earlier in this session, and now not.
+    /// Takes the endpoints for which a state has rules. Returns those that the state before it in
+    /// this session named and it does not: their rules end.
     pub fn named(&mut self, now: BTreeSet<EndpointId>) -> Vec<EndpointId> {
         let gone: Vec<_> = self.named.difference(&now).copied().collect();
         for id in &gone {
@@ -68,8 +68,8 @@ impl KeptRules {
         }
     }
 
-    /// Looks at the node's endpoints; gives those whose rules end, because the instance is gone
-    /// or is another one.
+    /// Compares with the node's endpoints. Returns those whose rules end because the instance is
+    /// gone or is another one.
     pub fn review(&mut self, now: &Instances) -> Vec<EndpointId> {
         let mut lost = Vec::new();
         for (id, noted) in &mut self.of {
@@ -105,13 +105,13 @@ impl KeptRules {
         self.of.is_empty()
     }
 
-    /// Number of endpoints whose rules the present session has not said.
+    /// Number of endpoints whose rules the present session has not confirmed.
     pub fn unconfirmed(&self) -> usize {
         self.of.len() - self.named.len()
     }
 }
 
-/// Ends the rules of endpoints whose instance is gone; gives their number.
+/// Ends the rules of endpoints whose instance is gone. Returns their number.
 pub(crate) fn end_rules_of_lost_endpoints(
     kept: &mut KeptRules,
     maps: &PinnedMaps,

@@ -6,7 +6,7 @@
 //!           │          └─ rules_stream   ───► policy::table
 //!           └─► fqdndata: a Cilium agent's service, where there is no native one
 //! ```
-//! Generated messages are known to `convert` and the stream modules only.
+//! Only `convert` and the stream modules know the generated messages.
 
 use std::{
     io,
@@ -206,7 +206,8 @@ async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
     connect_with(address, |endpoint| endpoint, ReadNow::default()).await
 }
 
-/// The same, with another executor or other settings; `read_now` has a unix socket looked at.
+/// Like [`connect`], with an endpoint that `set` has changed. With `read_now`, another thread can
+/// have a unix socket read at once.
 async fn connect_with(
     address: &AgentAddress,
     set: impl FnOnce(Endpoint) -> Endpoint,

@@ -57,9 +57,9 @@ pub struct ListenConfig {
     /// UDP workers (threads); at least 1.
     pub workers: usize,
     pub options: SocketOptions,
-    /// Settings of steering. None: the kernel's hash selects the socket of a packet.
+    /// Settings of steering. `None`: the kernel's hash selects the socket of a packet.
     pub steering: Option<SteeringConfig>,
-    /// Client TCP connections at most.
+    /// Most TCP connections of clients.
     pub tcp_connections: usize,
 }
 
@@ -132,7 +132,7 @@ impl Unbound {
         })
     }
 
-    /// Binds them: from now on queries wait in them.
+    /// Binds the sockets: from now on queries wait in them.
     pub(crate) fn bind(self) -> Result<Sockets, ListenError> {
         let mut port = self.config.port;
         for sockets in &self.workers {
@@ -192,7 +192,7 @@ impl Sockets {
         }
     }
 
-    /// Port they are bound to.
+    /// Port to which the sockets are bound.
     pub fn port(&self) -> u16 {
         self.port
     }

@@ -37,14 +37,14 @@ fn main() -> ExitCode {
         Err(error) => return failed(USAGE, &error),
     };
     let recent_warnings = telemetry::init(&config.flags.log);
-    // The proxy changes its user.
+    // Read here, because the proxy changes its user later.
     let user = Uid::effective();
     match app::run(config, recent_warnings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let code = failed(FAILED, &failure::causes(&*error));
             if !user.is_root() && !is_taken(&error) {
-                // The kernel's own error rarely shows it.
+                // The kernel's error rarely shows that the user is the reason.
                 let hint = format!(
                     "this process was started by user {user}, not by root: start it as root (it changes \
                      to --user by itself)"

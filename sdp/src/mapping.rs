@@ -11,7 +11,7 @@ use dns_policy::mapping::{Mapping, Realised};
 
 use crate::query_report::QueryReport;
 
-/// Called once, from any thread, when the result of a mapping is known whose answer is held.
+/// Called once, from any thread, when the result for the mapping of a held answer is known.
 pub type OnRealised = Box<dyn FnOnce(Realised) + Send>;
 
 /// What to do with the answer that carried a mapping.
@@ -48,7 +48,8 @@ pub trait MappingSink: Send + Sync + 'static {
     /// declared `shared_tasks::this_thread_polls` calls it after it learned something.
     fn push(&self) {}
 
-    /// As [`Self::push`]. It also handles the results that have arrived, for this or another thread.
+    /// Like [`Self::push`]. It also handles the results that have arrived, for this or another
+    /// thread.
     fn exchange(&self) {}
 
     /// A number that changes whenever an answer that was [`Release::Leased`] may no longer be leased.

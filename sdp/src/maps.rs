@@ -82,15 +82,16 @@ struct Pin<M> {
 pub struct MapsStatus {
     /// Path of the BPF root, `/sys/fs/bpf` by default.
     pub root: String,
-    /// Why `cilium_lxc` cannot be read, if so.
+    /// Why `cilium_lxc` cannot be read; `None` if it can be.
     pub lxc_problem: Option<String>,
     /// Which of the two ipcache maps is read.
     pub ipcache: Option<String>,
-    /// Why the ipcache cannot be read, if so.
+    /// Why the ipcache cannot be read; `None` if it can be.
     pub ipcache_problem: Option<String>,
     /// Whether a Cilium agent's tables serve where a map is missing.
     pub agent_tables: bool,
-    /// Entries that the present map or table lacks, answered from the one before it.
+    /// Number of entries that the present map or table lacks and that are answered from the
+    /// previous one.
     pub former_entries: usize,
 }
 
@@ -135,7 +136,7 @@ impl PinnedMaps {
         let same_ipcache = same_map(&before.ipcache, &now.ipcache);
         let same = same_map(&before.lxc, &now.lxc) && same_ipcache;
         if !same_ipcache {
-            // Before the new map is used: no query may find neither.
+            // Done before the new map is used, because a query must find one of the two.
             self.keep_former_prefixes(&before.ipcache, &mut refreshing);
         }
         self.open.store(Arc::new(now));
@@ -143,7 +144,7 @@ impl PinnedMaps {
         if same { Change::Same } else { Change::Reopened }
     }
 
-    /// Keeps the prefixes of `gone`, or of the tables in its place, which are not read any more.
+    /// Keeps the prefixes of `gone`, which is no longer read, or of the tables if it had no map.
     fn keep_former_prefixes(&self, gone: &Pin<Ipcache>, refreshing: &mut Refreshing) {
         let known = match gone.map.as_deref() {
             Some(map) => map.read_whole().inspect_err(|error| {
@@ -165,7 +166,7 @@ impl PinnedMaps {
         self.previous.store(previous);
     }
 
-    /// Removes previous entries that the present source contradicts, and all of them in the end.
+    /// Removes previous entries that the present source contradicts, and finally all of them.
     fn release_former(&self, refreshing: &mut Refreshing, at: Instant) {
         let Some(previous) = self.previous.load_full() else {
             return;
@@ -227,7 +228,8 @@ impl PinnedMaps {
         refreshing.read_again = None;
     }
 
-    /// Another agent is about to send tables: where tables are in use, the previous ones are kept as previous entries.
+    /// Another agent is about to send tables. If tables are in use, the present ones are kept as
+    /// previous entries.
     pub fn begin_agent_session(&self) {
         let mut refreshing = self.refreshing.lock();
         let Some(tables) = self.tables.load_full() else {
@@ -279,7 +281,7 @@ impl PinnedMaps {
         Some(instances)
     }
 
-    /// Why clients cannot be distinguished, if so.
+    /// Why clients cannot be distinguished; `None` if they can be.
     pub fn problem(&self) -> Option<String> {
         let open = self.open.load();
         if open.lxc.map.is_some() || self.tables.load().is_some() {
@@ -309,7 +311,7 @@ impl PinnedMaps {
         }
     }
 
-    /// The entry of an address in `cilium_lxc`; `None` too where the map is missing.
+    /// The entry of an address in `cilium_lxc`; `None` also if the map is missing.
     pub fn lxc_entry(&self, ip: IpAddr) -> Option<LxcValue> {
         let open = self.open.load();
         let map = open.lxc.map.as_deref()?;

@@ -7,11 +7,11 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Bytes of a query in flight with its question and its places in the tables, at most.
 const IN_FLIGHT: usize = KIB;
-/// Bytes of a pair in each table, about.
+/// Approximate bytes of a pair in each table.
 const KEPT_PAIR: usize = 250;
 const LEASED_PAIR: usize = 150;
 const JOURNAL_PAIR: usize = 160;
-/// MiB of what is no table: rules, code, stacks.
+/// MiB of everything that is no table: rules, code, stacks.
 const REST: usize = 64;
 
 fn mib(bytes: usize) -> usize {

@@ -1,10 +1,9 @@
 //! Restrictions of the process once its sockets exist: an ordinary user, few
 //! capabilities, few files, few system calls.
 //!
-//! [`Sandbox::enter`] belongs before the first thread: credentials,
-//! capabilities and Landlock are per thread, and threads inherit them. Sockets
-//! that share a port with root's must be *made* before (the kernel compares
-//! who made them), binding may come later.
+//! [`Sandbox::enter`] belongs before the first thread: credentials, capabilities and Landlock are
+//! per thread, and threads inherit them. Sockets that share a port with root's sockets must be
+//! *made* before it, because the kernel compares their creators. They may be bound later.
 
 mod calls;
 mod capabilities;
@@ -87,13 +86,13 @@ pub struct PrivilegeError {
 pub struct Sandbox {
     /// User and group to change to.
     pub user: RunAs,
-    /// Directories whose files it reads later.
+    /// Directories whose files the process reads later.
     pub readable: Vec<PathBuf>,
-    /// Directories in which it makes, writes and removes files; made if they
-    /// are not there, and given to the user.
+    /// Directories in which the process makes, writes and removes files. They are made if they are
+    /// missing, and given to the user.
     pub writable: Vec<PathBuf>,
-    /// Directories in which it makes files and appends to them; made and given to the user only
-    /// if they are not there: they may be others'.
+    /// Directories in which the process makes files and appends to them. Only missing ones are made
+    /// and given to the user, because existing ones may belong to others.
     pub appendable: Vec<PathBuf>,
 }
 
@@ -106,7 +105,7 @@ pub struct Privileges {
     pub gid: u32,
     /// Effective capabilities, by the kernel's names.
     pub capabilities: Vec<String>,
-    /// Whether Landlock limits which files can be opened; none if nothing was asked for.
+    /// Whether Landlock limits which files can be opened; `None` if no restriction was requested.
     pub files: Option<bool>,
     /// Whether system calls fail that the process never needs.
     pub calls: bool,

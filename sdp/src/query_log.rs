@@ -34,9 +34,9 @@ pub(crate) use self::{
 };
 use crate::stats::Count;
 
-/// Lines that wait for the writer at most.
+/// Most lines that wait for the writer.
 const QUEUE: usize = 8192;
-/// Lines written with one call at most.
+/// Most lines written with one call.
 const BATCH: usize = 128;
 /// How often the writer checks for dropped lines while it receives none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -166,7 +166,7 @@ impl QueryLog {
         wanted && (one_in == 1 || rand::rng().random_ratio(1, one_in))
     }
 
-    /// Has an entry written, unless too many wait already.
+    /// Queues an entry for the writer, unless too many wait already.
     pub fn submit(&self, entry: Box<Entry>) {
         let sent = self.queue.try_send(Message::Line(entry));
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = sent {

@@ -15,11 +15,11 @@ use tokio::sync::Notify;
 
 use crate::stats::Count;
 
-/// Reports that wait at most; more are dropped and counted.
+/// Most reports that wait. More are dropped and counted.
 const QUEUE: usize = 4096;
 
-/// Reports made at most for each call of [`QueryReports::allow_more`], and at once after a pause. Each
-/// costs this process and the agent some 15 µs of a CPU, as much as two answers.
+/// Most reports made for each call of [`QueryReports::allow_more`], and most at once after a pause.
+/// Each report costs this process and the agent about 15 µs of CPU time, as much as two answers.
 const ALLOWED: u32 = 100;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
@@ -78,7 +78,7 @@ pub enum Failure {
     /// The server's answer is malformed.
     #[error("the DNS server's answer cannot be decoded")]
     Undecodable,
-    /// Too much is in flight.
+    /// Too many queries are in flight.
     #[error("too many queries in flight")]
     Overload,
 }
@@ -101,9 +101,9 @@ pub struct Content {
 /// Counters of reports since the process started.
 #[derive(Clone, Debug, Default)]
 pub struct QueryReportStats {
-    /// Sent to the agent, which accepted or refused them.
+    /// Reports sent to the agent, which accepted or refused them.
     pub sent: Count,
-    /// Not made or dropped: the agent is too slow, or there were too many.
+    /// Reports not made or dropped: the agent is too slow, or there were too many.
     pub dropped: Count,
 }
 
@@ -118,7 +118,8 @@ pub struct QueryReports {
 }
 
 impl QueryReports {
-    /// Whether there is a receiver and one more report may be made; if not, it is counted.
+    /// Whether there is a receiver and one more report may be made. A report that is not allowed is
+    /// counted.
     pub fn is_wanted(&self) -> bool {
         if !self.has_receiver() {
             return false;
@@ -130,7 +131,7 @@ impl QueryReports {
         may
     }
 
-    /// The same, for a report that is about to be made.
+    /// Like [`Self::is_wanted`], for a report that is about to be made.
     pub fn reserve(&self) -> bool {
         if !self.has_receiver() {
             return false;
@@ -189,7 +190,7 @@ impl QueryReports {
         self.queue.lock().pop_front()
     }
 
-    /// Waits until there may be one.
+    /// Waits until there may be a report.
     pub async fn has_work(&self) {
         self.work.notified().await;
     }

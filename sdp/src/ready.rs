@@ -39,7 +39,7 @@ impl Readiness {
         self.missing.lock().insert(need, reason.into());
     }
 
-    /// Says that `need` is there.
+    /// Says that `need` is met.
     pub fn unblock(&self, need: Need) {
         self.missing.lock().remove(&need);
     }

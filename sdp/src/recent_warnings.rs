@@ -14,7 +14,7 @@ use tracing::{
 };
 use tracing_subscriber::layer::{Context, Layer};
 
-/// Different ones remembered at most; the one not seen for longest makes room.
+/// Most different warnings that are stored. The one that was not seen for longest makes room.
 const MOST: usize = 16;
 /// Length at which the text of a warning is cut, bytes.
 const MAX_LENGTH: usize = 400;
@@ -123,7 +123,7 @@ impl Words {
             true => self.message,
             false => format!("{} ({})", self.message, self.fields),
         };
-        // It goes to terminals: what a peer sent must not steer them.
+        // The text goes to terminals, so it must not contain control characters that a peer sent.
         let mut text = String::new();
         for c in all.chars() {
             if text.len() >= MAX_LENGTH {

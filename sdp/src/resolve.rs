@@ -1,4 +1,5 @@
-//! Endpoint of the client and identity of the server: the interface to `cilium_lxc` and `cilium_ipcache`, or to the tables in their place.
+//! Endpoint of the client and identity of the server: the interface to `cilium_lxc` and
+//! `cilium_ipcache`, or to the tables that replace them.
 
 use std::net::IpAddr;
 
@@ -17,7 +18,7 @@ pub enum QueryClient {
     },
     /// The node itself (flag HOST in `cilium_lxc`).
     Host,
-    /// The address belongs to no known endpoint: refused.
+    /// The address belongs to no known endpoint, so the query is refused.
     Unknown,
 }
 

@@ -1,8 +1,8 @@
 //! Rules to start with: the endpoints' files, as far as `cilium_lxc` confirms them.
 //!
-//! A file is used only if the map has an address of it with the same endpoint
-//! number, interface and identity, and none with others: numbers are reused.
-//! A file that cannot be read costs only its own endpoint.
+//! A file is used only if the map has one of its addresses with the same endpoint number, interface
+//! and identity, and none of them with others: numbers are reused. A file that cannot be read costs
+//! only its own endpoint.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use file::{EndpointFile, FileError};
 
 /// Name of each endpoint's file.
 pub(crate) const FILE_NAME: &str = "ep_config.json";
-/// Bytes that are read of a file at most; what is used is a small part of it.
+/// Most bytes of a file that are read. Only a small part of them is used.
 pub(crate) const LARGEST: u64 = 64 << 20;
 
 /// The rules and endpoints on disk.
@@ -48,7 +48,7 @@ pub struct Restored {
 pub struct Skipped {
     pub path: PathBuf,
     pub reason: String,
-    /// Whether it is damaged, rather than of an endpoint that is no more.
+    /// Whether the file is damaged. Otherwise its endpoint is gone.
     pub damaged: bool,
 }
 
@@ -96,7 +96,7 @@ pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Resto
     };
     let mut restored = Restored::default();
     for (id, candidates) in directories {
-        // The finished directory first; those of a build that was cut short only without it.
+        // The finished directory comes first. Those of an interrupted build count only without it.
         for directory in candidates {
             let path = directory.join(FILE_NAME);
             match read(&path, id, &boot_id, &lxc) {
@@ -152,7 +152,8 @@ fn read(
     if endpoint.id.0 != directory {
         return Err(SkipReason::OtherDirectory(endpoint.id));
     }
-    // Cilium keeps a directory for the node itself. It has no addresses, and asks no proxy.
+    // Cilium keeps a directory for the node itself, which has no addresses and sends no queries to
+    // the proxy.
     if endpoint.identity == IdentityId::HOST && endpoint.addresses.is_empty() {
         let rules = None;
         return Ok((EndpointFile { rules, ..endpoint }, written));
@@ -172,8 +173,8 @@ impl Restored {
         }));
     }
 
-    /// Puts what the agent's stream last said before files that are older: `until` is when it
-    /// ended. Gives the entries that count.
+    /// Prefers the rules that the agent's stream sent last to files that are older. `until` is when
+    /// the stream ended. Returns the entries that count.
     pub fn prefer(&mut self, said: Content, until: SystemTime, now: &Instances) -> Content {
         let mut counts = said;
         counts.entries.retain(|id, entry| {

@@ -1,11 +1,11 @@
-//! Rules that a Cilium agent last said, in a file for a proxy that starts while no agent is there.
+//! The last rules from a Cilium agent, in a file for a proxy that starts while no agent is there.
 //!
 //! Cilium writes `ep_config.json` at the next DNS answer, so that the file can be older than the
-//! policy. What the live stream said is newer than such a file, up to the moment when the stream
-//! ended: the time of the journal's file, which a proxy with a stream keeps at "now". A file that
-//! the agent wrote after that is newer.
+//! policy. The rules from the live stream are newer than such a file until the stream ends. The
+//! modification time of the journal's file shows that moment, because a proxy with a stream keeps
+//! it at "now". A file that the agent wrote after that is newer.
 //!
-//! All proxies of a node share one file: their streams say the same.
+//! All proxies of a node share one file: their streams have the same content.
 
 mod image;
 
@@ -31,7 +31,7 @@ use crate::{journal::directory, kept_rules::KeptRules, maps::instances::Instance
 pub(crate) const FILE_NAME: &str = "cilium-rules";
 /// Larger files are neither written nor read, bytes.
 const LARGEST: usize = 64 << 20;
-/// Prefixes of servers that are written at most.
+/// Most prefixes of servers that are written.
 pub(crate) const MOST_PREFIXES: usize = 16_384;
 /// How often the file's time is set while the stream lives.
 const TOUCHED_EVERY: Duration = Duration::from_secs(2);
@@ -56,11 +56,11 @@ pub struct Content {
 /// State of the rules journal, for `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RulesJournalStatus {
-    /// The file; none where there is no Cilium agent or no directory.
+    /// Path of the file; `None` without a Cilium agent or a directory.
     pub path: Option<String>,
     /// Number of endpoints with rules in the file.
     pub endpoints: usize,
-    /// Why it is not written, if so.
+    /// Why the file is not written, if it is not.
     pub problem: Option<String>,
 }
 
@@ -101,7 +101,7 @@ pub struct Work {
 }
 
 impl RulesJournal {
-    /// Keeps the file in `dir`; `name` is this proxy's.
+    /// Keeps the file in `dir`. `name` is the name of this proxy.
     pub fn open(&self, dir: &Path, name: &str) {
         let mut state = self.state.lock();
         match boot_id() {
@@ -163,7 +163,8 @@ impl RulesJournal {
         if kept.unconfirmed() == 0 {
             state.content.prefixes.clear();
         }
-        // Rules that the agent has not said yet name servers that it may not have said either.
+        // Rules that the agent has not sent yet may name servers whose prefixes it has not sent
+        // either.
         state.content.prefixes.extend(prefixes);
         state.dirty |= state.content != before;
         state.live = !said.is_empty();
@@ -196,8 +197,7 @@ impl RulesJournal {
         Some(work)
     }
 
-    /// Writes the file on another thread, and waits for that, `longest` at most. Blocks: for a
-    /// thread that may wait.
+    /// Writes the file on another thread, and blocks until that is done, `longest` at most.
     pub fn write_now(self: &Arc<Self>, longest: Duration) {
         let Some(work) = self.work(Instant::now()) else {
             return;
@@ -206,7 +206,7 @@ impl RulesJournal {
         let (written, wait) = mpsc::channel();
         tokio::task::spawn_blocking(move || {
             journal.done(&work, work.run());
-            // The other end may have waited long enough.
+            // The caller may have stopped waiting.
             let _ = written.send(());
         });
         let _ = wait.recv_timeout(longest);
@@ -224,7 +224,7 @@ impl RulesJournal {
                 "cannot store the agent's rules; a start without the agent will not have them"
             );
         }
-        // Also if only the time could not be set: the file may have been deleted.
+        // This includes a failure to set only the time, because the file may have been deleted.
         state.dirty |= problem.is_some();
         state.stored |= problem.is_none();
         state.problem = problem;
@@ -263,7 +263,7 @@ impl Work {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         let mut file = regular_file::open(temporary, &mut options)?;
-        // Not synced: what a crash of the machine takes is of a boot that is over.
+        // Not synced: after a crash of the machine, a file of the earlier boot is not used anyway.
         let written = file
             .write_all(&bytes)
             .and_then(|()| fs::rename(temporary, path));

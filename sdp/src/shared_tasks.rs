@@ -1,4 +1,5 @@
-//! Tasks that any thread may poll: their owner, the link's thread, or one that woke them.
+//! Tasks that any thread may poll: their owner, which is the link's thread, or a thread that woke
+//! them.
 //!
 //! A worker that learned an address sends it to the agent itself. Waking the link's thread
 //! takes longer than sending.
@@ -19,7 +20,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-/// Times that one call looks for woken tasks. Sending a message takes four. The owner polls the
+/// How many times one call looks for woken tasks. Sending a message takes four. The owner polls the
 /// rest, so that a worker is not kept from its queries.
 const PASSES: usize = 16;
 
@@ -137,7 +138,8 @@ impl SharedTasks {
         .await
     }
 
-    /// Polls the tasks that were woken, unless another thread is doing so: that one polls them.
+    /// Polls the tasks that were woken, unless another thread is already polling tasks: it then
+    /// polls these too.
     pub fn poll_woken(&self) {
         let signal = &self.shared.signal;
         let mut passes = 0;
@@ -177,7 +179,7 @@ impl SharedTasks {
         }));
     }
 
-    /// Drops all tasks, and those that are still to come.
+    /// Drops all tasks, and those that are spawned later.
     pub fn close(&self) {
         let spawned = {
             let mut spawned = self.shared.spawned.lock();
@@ -191,7 +193,7 @@ impl SharedTasks {
 }
 
 impl Task {
-    /// Polls it if it was woken.
+    /// Polls the task if it was woken. Returns whether it is over.
     fn is_over(&mut self) -> bool {
         if !self.flag.woken.swap(false, Ordering::AcqRel) {
             return false;
@@ -327,7 +329,7 @@ mod tests {
         });
         let threads: Vec<_> = threads.collect();
         threads.into_iter().for_each(|one| one.join().unwrap());
-        // Without an owner: what the last turn left.
+        // No owner runs, so this polls what the last turn left.
         tasks.poll_woken();
         assert_eq!(said.try_iter().count(), 40_000);
     }
@@ -341,7 +343,7 @@ mod tests {
             let tasks = tasks.clone();
             let (give, mut taken) = queue::channel(1);
             let (out, echoed) = mpsc::channel();
-            // Two tasks to a number, as the link has: one wakes the other.
+            // Two tasks for each number, as in the link: one wakes the other.
             let (pass, mut passed) = queue::channel(1);
             tasks.spawn(async move {
                 while let Some(number) = taken.recv().await {
@@ -362,7 +364,8 @@ mod tests {
                     if polls {
                         tasks.poll_woken();
                     }
-                    // A lost wake is never made up for: each thread waits for its own number.
+                    // Nothing makes up for a lost wake-up, because each thread waits for its own
+                    // number.
                     let echo = echoed.recv_timeout(Duration::from_secs(20));
                     assert_eq!(echo, Ok(number), "polls: {polls}");
                 }

@@ -66,7 +66,7 @@ impl LinkSink {
         Self::with_journal(min_ttl, max_delay, Arc::default())
     }
 
-    /// The same, with a journal for mappings that no agent has made durable.
+    /// Like [`Self::new`], with a journal for mappings that no agent has made durable.
     pub fn with_journal(min_ttl: u32, max_delay: Duration, journal: Arc<Journal>) -> Self {
         Self {
             state: Mutex::new(State::new(min_ttl, Arc::clone(&journal))),
@@ -102,8 +102,8 @@ impl LinkSink {
         }
     }
 
-    /// A stream to an agent is up. Of a new epoch: everything kept is sent
-    /// again; of the same: what it has not made durable.
+    /// A stream to an agent is up. If the agent's epoch is new, all stored pairs are sent again.
+    /// Otherwise only the pairs that it has not made durable are sent again.
     pub fn agent_up(&self, epoch: Epoch, min_ttl: Option<u32>) {
         let mut state = self.state.lock();
         state.agent_up(epoch, min_ttl);
@@ -152,7 +152,7 @@ impl LinkSink {
         self.next_batch_in(now, Room::default())
     }
 
-    /// The same, limited to the available room.
+    /// Like [`Self::next_batch`], limited to the available room.
     pub fn next_batch_in(&self, now: BootTime, room: Room) -> Batch {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
@@ -171,9 +171,8 @@ impl LinkSink {
         batch
     }
 
-    /// The link has just read all that the agent had sent, and waits for more. What the agent
-    /// has not answered by then is late because of the agent. Call often while
-    /// [`Self::is_waiting`].
+    /// The link has just read all that the agent had sent, and waits for more. If a result is late
+    /// by then, the agent is the cause. Call often while [`Self::is_waiting`].
     pub fn read_all(&self, now: BootTime) {
         self.state.lock().lateness.read_at = now;
     }
@@ -211,7 +210,7 @@ impl LinkSink {
         }
     }
 
-    /// The agent let a mapping go without a result. That is no sign of life.
+    /// The agent will send no result for a mapping. This does not count as a sign of life.
     pub fn no_result(&self, sequence: u64) {
         if self.state.lock().no_result(sequence) {
             self.stats.refused.add(1);
@@ -220,8 +219,8 @@ impl LinkSink {
 
     /// Takes leases back, forgets the pairs, and queues the acknowledgement.
     ///
-    /// Nothing that was learnt before goes out any more: it would open again
-    /// what the agent closes. Held answers do, for their clients wait.
+    /// Mappings that were learned earlier are not sent any more, because they would reopen what the
+    /// agent closes. Those of held answers are still sent, because their clients wait.
     pub fn revoke(&self, id: u64, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let mut state = self.state.lock();
         state.revoke(name, addresses);
@@ -256,9 +255,9 @@ impl LinkSink {
         self.work.notify_one();
     }
 
-    /// For a process that is leaving: from now on nothing waits to be sent
-    /// together. Ends when the agent has answered everything, is away, hangs,
-    /// or has answered nothing for `silent`. Returns how much it left unanswered.
+    /// For a process that is leaving: from now on no mapping is delayed to be sent together with
+    /// others. Ends when the agent has answered everything, is away, hangs, or has answered nothing
+    /// for `silent`. Returns how many mappings it left unanswered.
     pub async fn finish(&self, silent: Duration) -> usize {
         self.state.lock().flushing = true;
         self.work.notify_one();
@@ -277,7 +276,7 @@ impl LinkSink {
         left
     }
 
-    /// Some lease, or what it is judged by, is not what it was.
+    /// A lease has changed, or something that decides whether it counts.
     fn leases_changed(&self) {
         self.leases_version.fetch_add(1, Ordering::Release);
     }

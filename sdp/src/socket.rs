@@ -16,7 +16,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use shared_maps::{IdentityId, mark};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 
-/// Receive buffer of a UDP listener, bytes: the default holds some 30 queries of 4 kB.
+/// Receive buffer of a UDP listener, bytes. The kernel's default holds only about 30 queries of 4
+/// kB.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Connections waiting to be accepted.
 const BACKLOG: i32 = 1024;
@@ -74,7 +75,7 @@ pub(crate) fn bind_udp(socket: &OwnedFd, at: SocketAddr) -> Result<(), SocketErr
 pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, SocketError> {
     let socket = open(at, Type::STREAM)?;
     shared_port(&socket)?;
-    // Connections inherit it.
+    // Accepted connections inherit the option.
     socket
         .set_tcp_nodelay(true)
         .step("cannot set TCP_NODELAY")?;
@@ -93,7 +94,8 @@ pub(crate) fn listen(socket: &Socket, at: SocketAddr) -> Result<(), SocketError>
 
 /// A socket that sends answers from `port` of any address: source addresses are given per packet.
 ///
-/// It is bound to an address that no one asks, so that it takes nothing meant for others.
+/// It is bound to an address to which no client sends queries, so that it receives nothing meant
+/// for other sockets.
 pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, SocketError> {
     let [high, low] = dummy.to_be_bytes();
     let at = if ipv6 {
@@ -124,7 +126,8 @@ pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
     };
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::UDP))
         .step("cannot open a raw socket (needs CAP_NET_RAW)")?;
-    // It would get a copy of every datagram of the node: accept none (`ret 0`).
+    // Without a filter it would get a copy of every datagram of the node. This one accepts none
+    // (`ret 0`).
     let nothing = SockFilter::new(0x06, 0, 0, 0);
     socket
         .attach_filter(&[nothing])
@@ -137,8 +140,9 @@ pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
     Ok(socket.into())
 }
 
-/// A UDP socket connected to `server`, from `source`, which need not be an address of the
-/// node (port 0: the kernel picks one at random), or from the address that the route has.
+/// A UDP socket connected to `server`. It sends from `source`, which need not be an address of the
+/// node (port 0: the kernel picks one at random). Without `source` it sends from the address that
+/// the route has.
 pub(crate) fn udp_upstream(
     server: SocketAddr,
     identity: Option<IdentityId>,
@@ -157,7 +161,7 @@ pub(crate) fn udp_upstream(
 /// Whether other sockets may have the address and port of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlowPort {
-    /// None has it now. Later ones of [`Self::Shared`] may.
+    /// No other socket has it. Later sockets with [`Self::Shared`] may have it.
     New,
     /// The same worker has the address for other servers.
     Shared,
@@ -180,8 +184,8 @@ pub(crate) fn udp_flow(
         share()?;
     }
     bind_source(&socket, Some(source))?;
-    // Only now: of two sockets of one flow the kernel gives all answers to the same one, so the
-    // second must not be bound.
+    // Set only after binding, so that a second socket of the same flow cannot be bound: the kernel
+    // would give all answers to one of them.
     if port == FlowPort::New {
         share()?;
     }
@@ -213,7 +217,8 @@ pub(crate) fn tcp_upstream(
     set_mark(&socket, identity)?;
     match source.map(|source| source.port()) {
         None => {}
-        // The port is chosen when it connects: one per server is taken, not one for all.
+        // The kernel chooses the port when the socket connects, so it is taken only for this server
+        // and not for all.
         Some(0) => setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
             .map_err(io::Error::from)
             .step("cannot set IP_BIND_ADDRESS_NO_PORT")?,
@@ -227,9 +232,9 @@ pub(crate) fn tcp_upstream(
         .set_tcp_nodelay(true)
         .step("cannot set TCP_NODELAY")?;
     if source.is_none() {
-        // It ends with a reset, so that its port is free at once. Otherwise it would stay in TIME_WAIT
-        // for a minute. It is closed only when no client waits for an answer on it. Under a pod's
-        // address it takes no port of the node.
+        // The connection ends with a reset, so that its port is free at once. Otherwise it would
+        // stay in TIME_WAIT for a minute. It is closed only when no client waits for an answer on
+        // it. Under a pod's address it takes no port of the node.
         socket
             .set_linger(Some(Duration::ZERO))
             .step("cannot set SO_LINGER")?;
@@ -294,7 +299,7 @@ fn refuse_local(socket: &Socket) -> Result<(), SocketError> {
     }
 }
 
-/// Lets it be bound to an address of the family of `of` that is not the node's own.
+/// Lets the socket be bound to an address that is not the node's own, of the same family as `of`.
 fn allow_any_source(socket: &Socket, of: SocketAddr) -> Result<(), SocketError> {
     let made = if of.is_ipv6() {
         socket.set_ip_transparent_v6(true)

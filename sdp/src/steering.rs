@@ -82,11 +82,11 @@ pub struct SteeringConfig {
 pub enum SteeringStatus {
     /// Steering is disabled by the settings.
     Off,
-    /// The maps are not pinned, or another trouble: the kernel's hash spreads the load.
+    /// The maps are not pinned, or cannot be used: the kernel's hash distributes the load.
     Unavailable(String),
-    /// Live replicas have every slot: they serve, and one that leaves makes room.
+    /// Live replicas have every slot. They serve, and a replica that leaves makes room.
     Full(String),
-    /// No slot is taken, because this process could not answer: why.
+    /// No slot is taken, because this process could not answer, for this reason.
     Waiting(String),
     /// Numbers of the slots that this process has.
     Joined(Vec<u32>),
@@ -137,7 +137,7 @@ enum JoinError {
 }
 
 impl Member {
-    /// Joins if it can; if not, tries again with [`Self::beat`].
+    /// Joins if it can. If it cannot, [`Self::beat`] tries again.
     pub(crate) fn new(
         config: SteeringConfig,
         port: u16,
@@ -191,7 +191,7 @@ impl Member {
         }
     }
 
-    /// Gives the slot up until the gate is open.
+    /// Gives up the slot until the gate is open.
     fn wait(&mut self, why: &str) {
         if let Some(slot) = self.slot.take() {
             tracing::warn!(
@@ -203,7 +203,7 @@ impl Member {
         *self.status.lock() = SteeringStatus::Waiting(why.to_owned());
     }
 
-    /// Gives the slot up: no new packets come here.
+    /// Gives up the slot, so that no new packets come here.
     pub(crate) fn leave(&mut self) {
         if self.left {
             return;
@@ -335,7 +335,8 @@ impl Member {
     }
 }
 
-/// Maps alone steer nothing. A pin that we may not look at counts as there.
+/// Checks that the steering program is loaded, because maps alone steer nothing. A pin that this
+/// process may not inspect counts as present.
 fn program_is_there(globals: &Globals) -> Result<(), JoinError> {
     let path = steering_program::link_pin(globals);
     match path.try_exists() {
@@ -362,8 +363,9 @@ impl JoinedSlot {
         self.slots
             .set(&self.number, &record)
             .map_err(|e| e.to_string())?;
-        // Stopped between look and write, for as long as it takes to lose the slot: our
-        // heartbeat is now in one slot with another process's sockets. Left alone, the slot is free soon.
+        // This process was stopped between the check and the write, for long enough to lose the
+        // slot: our heartbeat may now be in a slot with another process's sockets. Without more
+        // heartbeats, the slot is free soon.
         if monotonic_ns().saturating_sub(looked_at) > TAKEN_AFTER_NS {
             return Err(taken());
         }
@@ -380,7 +382,8 @@ impl JoinedSlot {
             tracing::warn!(error = %e, slot = self.number, "cannot release a steering slot");
         }
         for index in 0..SOCKS_PER_SLOT {
-            // An empty place is an error to the kernel; both ways it is empty afterwards.
+            // The kernel reports an error if the entry is missing. In both cases it is gone
+            // afterwards.
             let _ = self.socks.remove(&(self.number * SOCKS_PER_SLOT + index));
         }
     }

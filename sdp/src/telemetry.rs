@@ -7,8 +7,8 @@ use tracing_subscriber::{
 
 use crate::recent_warnings::RecentWarnings;
 
-/// Sends the log to standard error as `log` asks for it. Warnings and errors are remembered, whatever
-/// its level is.
+/// Sends the log to standard error as `log` specifies. Warnings and errors are stored whatever the
+/// log level is.
 pub fn init(log: &LogArgs) -> RecentWarnings {
     let recent_warnings = RecentWarnings::default();
     let remembered = recent_warnings.clone().with_filter(LevelFilter::WARN);

@@ -1,4 +1,4 @@
-//! Transparent mode: servers are asked under the address of the pod that asks.
+//! Transparent mode: queries go to servers from the address of the pod that sent them.
 //!
 //! ```text
 //!  pod 10.0.0.5:40000 ─► proxy ─► 10.0.0.5:51234 ─► server
@@ -11,9 +11,10 @@
 //! Cilium's datapath returns an answer to the proxy by the conntrack entry of the pod's own
 //! query. There the proxy uses the pod's port as well.
 //!
-//! An answer must come from the address that was asked to the one that asked. Outside of the
-//! cluster the node may translate either (masquerading, Services), and undoes that only after
-//! the datapath has seen the answer: such servers are asked under the node's address.
+//! An answer must come from the queried address, and go to the address that sent the query. Outside
+//! of the cluster the node may translate either (masquerading, Services), and undoes that only
+//! after the datapath has seen the answer: queries to such servers are sent from the node's
+//! address.
 
 use std::{
     io,
@@ -35,8 +36,8 @@ use crate::stats::Fallback;
 /// Random ports tried after the kernel found none.
 const RANDOM_PORTS: usize = 8;
 
-/// Addresses to try in this order, if a server is to be asked from `source`. Port 0 is the
-/// kernel's choice; after it come random ports. A port of the pod has no replacement.
+/// Addresses to try, in this order, for a query from `source`. With port 0 the kernel chooses;
+/// random ports follow. A port of the pod has no replacement.
 pub(crate) fn sources(source: SocketAddr, random: &mut impl Rng) -> Vec<SocketAddr> {
     let others = if is_flow(source) { 0 } else { RANDOM_PORTS };
     let mut all = vec![source];
@@ -75,8 +76,8 @@ pub enum Mode {
 }
 
 impl Transparent {
-    /// As wanted, `outside` for servers outside of the cluster, too; answers are taken to
-    /// come back.
+    /// The mode as configured; with `outside`, also for servers outside of the cluster. It assumes
+    /// that answers come back.
     pub fn new(wanted: bool, outside: bool) -> Self {
         Self {
             wanted,
@@ -86,7 +87,7 @@ impl Transparent {
         }
     }
 
-    /// The address to ask from on behalf of `client`. Port 0: the kernel's choice.
+    /// The address from which to send a query of `client`. Port 0: the kernel chooses.
     pub(crate) fn source(&self, client: SocketAddr) -> SocketAddr {
         let port = match self.pod_port.load(Ordering::Relaxed) {
             true => client.port(),
@@ -95,8 +96,8 @@ impl Transparent {
         SocketAddr::new(client.ip(), port)
     }
 
-    /// Whether a server of this identity is one that may see the pod. What the node answers
-    /// itself comes from an address of its own, and the stack takes nothing like that from an
+    /// Whether queries to a server of this identity are sent from the pod's address. Answers of the
+    /// node itself come from its own address, and the network stack accepts no such packet from an
     /// interface. The address of a Service is always translated.
     pub fn is_for(&self, server: IdentityId) -> bool {
         if server.is_service() {
@@ -107,9 +108,9 @@ impl Transparent {
         self.wanted && server != IdentityId::HOST && (self.outside || !is_outside)
     }
 
-    /// Detects whether the datapath under `bpf_root` is holdfast-agent's, and whether that returns
-    /// answers: without the same flag for the agent it does not. Another datapath is Cilium's.
-    /// Returns whether the mode changed.
+    /// Detects whether the datapath under `bpf_root` is holdfast-agent's, and whether it returns
+    /// answers to the proxy: it does so only if the agent has the same flag. Another datapath is
+    /// Cilium's. Returns whether the mode changed.
     pub fn detect(&self, bpf_root: &Path) -> bool {
         // A map that only holdfast-agent makes.
         let is_ours = Globals::new(bpf_root).path(fragment::NAME).exists();
@@ -142,7 +143,7 @@ impl Mode {
 }
 
 impl Fallback {
-    /// Why a socket under a pod's address could not be had.
+    /// Why a socket with a pod's address could not be opened.
     pub(crate) fn of(error: &io::Error) -> Self {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::EADDRINUSE | Errno::EADDRNOTAVAIL | Errno::EAGAIN) => Self::NoPort,
@@ -229,7 +230,7 @@ mod tests {
             Transparent::new(true, false),
             Transparent::new(false, false),
         );
-        // Another agent's datapath: it is for its operator to know.
+        // With another agent's datapath, only its operator knows whether answers come back.
         assert!(!on.detect(root.path()));
         assert_eq!((on.mode(), off.mode()), (Mode::On, Mode::Off));
         let globals = Globals::new(root.path());

@@ -43,7 +43,7 @@ const SERVER: IdentityId = IdentityId(300);
 struct Script {
     start: u64,
     snapshot: Vec<wire::DnsRulesUpdate>,
-    /// Answers mappings; otherwise it is mute.
+    /// Whether it answers mappings.
     answers: bool,
     acks: Mutex<Vec<wire::RulesAck>>,
     mappings: Mutex<Vec<wire::FqdnMapping>>,
@@ -99,7 +99,7 @@ impl FqdnPolicy for Agent {
                 let Some(wire::mapping_up::Kind::Batch(batch)) = message.kind else {
                     continue;
                 };
-                // In an agent's order: realised first, on disk later.
+                // In the order of a real agent: realised first, durable later.
                 let results = [false, true].map(|durable| {
                     let result = |mapping: &wire::FqdnMapping| wire::MappingResult {
                         sequence: mapping.sequence,
@@ -295,7 +295,7 @@ impl Proxy {
         until_async(&what, seen, |(allowed, _)| *allowed).await;
     }
 
-    /// Until the state of the link is this.
+    /// Waits until the state of the link is `wanted`.
     async fn until_link(&self, what: &str, wanted: impl Fn(&LinkStatus) -> bool) {
         until_async(what, || self.link.state.status(), wanted).await;
     }

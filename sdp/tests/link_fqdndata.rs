@@ -59,7 +59,7 @@ struct Agent {
     mappings: Arc<Mutex<Vec<wire::FqdnMapping>>>,
     /// Whether it accepts mappings without answering them.
     busy: watch::Sender<bool>,
-    /// Ends the streams that there are.
+    /// Ends the open streams.
     end: Arc<Notify>,
     tasks: TaskTracker,
 }
@@ -192,12 +192,13 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Over TCP, with an agent that has these states.
+    /// A link over TCP to an agent that has these states.
     async fn start(states: &[wire::PolicyState]) -> Self {
         Self::start_with(states, |_, _| {}).await
     }
 
-    /// The same with another link, which gets the link's target and the directory of its files.
+    /// Like [`Self::start`], with a function that changes the link and gets the directory of its
+    /// files.
     async fn start_with(
         states: &[wire::PolicyState],
         change: impl FnOnce(&mut Link, &Path),
@@ -210,7 +211,7 @@ impl Proxy {
         proxy
     }
 
-    /// Over the unix socket of a native agent.
+    /// A link over the unix socket of a native agent.
     fn start_at_native_socket(states: &[wire::PolicyState]) -> Self {
         let dir = directory();
         let socket = dir.path().join("agent.sock");
@@ -271,7 +272,7 @@ impl Proxy {
         until_async(&what, seen, |(allowed, _)| *allowed).await;
     }
 
-    /// Acknowledgements of states that the agent has received.
+    /// Waits until the agent has received acknowledgements of this many states.
     async fn until_acknowledged(&self, states: usize) {
         let acks = || self.agent.acks.lock().clone();
         until_async("acknowledged states", acks, |acks| acks.len() == states).await;

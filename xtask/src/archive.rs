@@ -1,4 +1,4 @@
-//! Archives whose bytes follow from their files and the commit alone.
+//! Archives whose bytes depend only on their files and the commit.
 
 use std::{
     env, fs,
@@ -10,7 +10,8 @@ use anyhow::{Context as _, Result};
 
 use crate::process;
 
-/// What tar must not take from this machine: order, owners, permissions. The time is that of the commit.
+/// Options that keep order, owners and permissions of this machine out of the archive. Its times
+/// are those of the commit.
 const SAME: [&str; 6] = [
     "--sort=name",
     "--owner=0",
@@ -20,7 +21,8 @@ const SAME: [&str; 6] = [
     "--mode=u+rwX,go+rX,go-w",
 ];
 
-/// Makes a compressed archive of `name`, which is in the directory `of`, without what the patterns match.
+/// Makes a compressed archive of `name`, which is in the directory `of`, without the files that the
+/// patterns `without` match.
 pub(crate) fn gzipped(to: &Path, of: &Path, name: &str, without: &[String]) -> Result<()> {
     let mut tar = plain(to, of)?;
     tar.args(without.iter().map(|pattern| format!("--exclude={pattern}")));
@@ -67,7 +69,7 @@ pub(crate) fn seconds() -> Result<String> {
     Ok(seconds.trim().to_owned())
 }
 
-/// The same time, as documents have it.
+/// The time of [`seconds`], in the form of documents.
 pub(crate) fn date() -> Result<String> {
     let at = format!("--date=@{}", seconds()?);
     let date = process::command("date", &["--utc", &at, "+%Y-%m-%dT%H:%M:%SZ"]);

@@ -14,20 +14,20 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{process, repository, toolchain::Toolchain, workspace};
 
-/// Programs of an endpoint, and steering.
+/// The objects: the programs of an endpoint, and steering.
 const OBJECTS: [&str; 2] = ["holdfast-bpf", "holdfast-steer"];
 const PREBUILT: &str = "bpf/prebuilt";
 const STAMP: &str = "bpf/prebuilt/holdfast-bpf.stamp";
 const BUILT: &str = "target/bpf/bpfel-unknown-none/release";
 /// Sources of the objects, besides the pinned dependencies.
 const SOURCES: [&str; 3] = ["bpf/Cargo.toml", "bpf/src", "shared-maps/src"];
-/// Not compiled into the objects.
+/// Files below [`SOURCES`] that are not compiled into the objects.
 const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user"];
 
-/// Builds the objects and their stamp; with `check`, compares with the committed ones instead.
+/// Builds the objects and their stamp. With `check`, compares them with the committed ones instead.
 ///
-/// A check needs no toolchain to notice sources newer than the objects; the
-/// bytes are compared where the very toolchain of the stamp is installed.
+/// A check needs no toolchain to notice sources newer than the objects; the bytes are compared only
+/// where exactly the toolchain of the stamp is installed.
 pub(crate) fn build(check: bool) -> Result<()> {
     let root = repository::root();
     let sources = hash_sources(root)?;
@@ -132,7 +132,7 @@ fn compile(root: &Path, toolchain: Toolchain) -> Result<()> {
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort");
     process::run(cargo)?;
 
-    // BTF stays. DWARF is removed: it is four fifths of the file and has no reader.
+    // BTF stays. DWARF is removed: it is four fifths of the file, and nothing reads it.
     for object in OBJECTS {
         let mut objcopy = Command::new(objcopy(toolchain)?);
         objcopy
@@ -167,7 +167,7 @@ fn remaps(root: &Path, toolchain: Toolchain) -> Result<Vec<String>> {
     Ok(remaps)
 }
 
-/// Versions of everything whose change changes the bytes.
+/// Versions of the tools on which the bytes depend.
 fn versions(toolchain: Toolchain) -> Result<String> {
     let linker = process::output(process::command("bpf-linker", &["--version"]))?;
     let compiler = toolchain.version()?;
@@ -184,8 +184,8 @@ fn versions(toolchain: Toolchain) -> Result<String> {
     Ok(text)
 }
 
-/// FNV-1a over names and contents, in order of names: it notices changes, it
-/// is no defence against forgers.
+/// FNV-1a over names and contents, in order of names: it shows changes, and is no defence against
+/// forgers.
 fn hash_sources(root: &Path) -> Result<u64> {
     let mut files = Vec::new();
     for source in SOURCES {

@@ -36,7 +36,7 @@ const SHARED: [&str; 2] = ["templates/_names.tpl", "templates/_sdp-pod.tpl"];
 /// The template expression that begins the names of objects.
 const NAME: &str = "{{ include \"holdfast.fullname\" $ }}";
 
-/// What to do with files that are made from others.
+/// What to do with files that are made from other files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Derived {
     /// Report those that are out of date.
@@ -96,7 +96,7 @@ fn copies(derived: Derived) -> Result<Vec<String>> {
             )),
         }
     }
-    // The rules of a role that is not always there end before the condition does.
+    // The rules of a role that is rendered only under a condition end before the condition does.
     let before_end = |rules: &str| rules.trim_end().trim_end_matches("{{- end }}").to_owned();
     for role in [
         "agent-clusterrole.yaml",

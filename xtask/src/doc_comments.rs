@@ -24,15 +24,15 @@ const EMPTY: [&str; 16] = [
 ];
 /// Derives of clap: there a comment is the text of `--help`.
 const HELP: [&str; 4] = ["Args", "Parser", "Subcommand", "ValueEnum"];
-/// A comment with at most so many words is short.
+/// Most words of a short comment.
 const SHORT: usize = 4;
 
 /// The comments of the workspace.
 #[derive(Default)]
 pub(crate) struct Comments {
-    /// Those that repeat the name of their item, one line each.
+    /// Comments that repeat the name of their item, one line each.
     pub(crate) repeated: Vec<String>,
-    /// The number of those with at most four words, outside of texts for `--help`.
+    /// Number of comments with at most four words, without texts for `--help`.
     pub(crate) short: usize,
 }
 
@@ -187,7 +187,7 @@ fn is_help(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The words of a comment that say something, in the singular.
+/// The words of a comment without [`EMPTY`] ones, in the singular.
 fn words(comment: &str) -> impl Iterator<Item = String> {
     comment
         .split(|c: char| !c.is_alphanumeric())
@@ -208,7 +208,7 @@ fn parts(name: &str) -> impl Iterator<Item = String> {
             word.extend(c.to_lowercase());
         }
     }
-    // A constant: one word for each letter would be none.
+    // In the name of a constant, capitals do not begin words.
     if name.chars().all(|c| !c.is_lowercase()) {
         words = name.split('_').map(str::to_lowercase).collect();
     }

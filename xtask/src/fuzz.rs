@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: the fuzzers of `fuzz/`, for so many seconds each.
+//! `cargo xtask fuzz`: the fuzzers of `fuzz/`, each for a number of seconds.
 //!
 //! Inputs that are found stay in the target directory; those worth keeping go
 //! to `fuzz/corpus/<target>/`, where every test run replays them.
@@ -17,14 +17,14 @@ const CARGO_FUZZ: CargoTool = CargoTool {
 };
 const PACKAGE: &str = "holdfast-fuzz";
 
-/// Which fuzzers found nothing, and which something.
+/// Which fuzzers found nothing, and which found something.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) clean: Vec<String>,
     pub(crate) failed: Vec<String>,
 }
 
-/// Runs the fuzzer `only`, or all.
+/// Runs the fuzzer `only`, or all fuzzers.
 pub(crate) fn run(only: Option<&str>, each: Duration) -> Result<Findings> {
     let metadata = workspace::metadata(false)?;
     let all: Vec<String> = workspace::targets(&metadata, PACKAGE, "bin")
@@ -75,7 +75,8 @@ fn cargo_fuzz(verb: &str) -> std::process::Command {
         .args(["--sanitizer", "none"])
         .current_dir(repository::root())
         .env_remove("RUSTUP_TOOLCHAIN")
-        // Each fuzzer links nearly everything: optimising across crates takes minutes for each.
+        // Each fuzzer links nearly everything, so optimising across crates would take minutes for
+        // each.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     fuzz

@@ -31,8 +31,8 @@ pub(crate) use container::Containerd;
 
 /// Largest image of release builds, unpacked.
 const LARGEST_MIB: u64 = 40;
-/// Target of the programs. For the CNI plugin cargo gets it as an argument, so that only the plugin is
-/// static: it runs on the node itself, whose C library may be another one.
+/// Target of the programs. For the CNI plugin cargo gets it as an argument, so that only the plugin
+/// is static: the plugin runs on the node itself, which may have another C library.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// A container image and the programs in it.
@@ -86,7 +86,7 @@ fn programs_of(program: &str) -> impl Iterator<Item = &'static str> {
         .flat_map(|image| image.also.iter().copied().chain([image.program]))
 }
 
-/// Builds the images and runs them; the checks that they passed.
+/// Builds the images and runs them. Returns the checks that they passed.
 pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     process::require_root("`cargo xtask image`")?;
     crate::setup::image()?;
@@ -115,7 +115,7 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     Ok(passed)
 }
 
-/// Builds the programs; their directory, and that of the static ones.
+/// Builds the programs. Returns their directory, and that of the static ones.
 pub(crate) fn build(profile: Profile) -> Result<[PathBuf; 2]> {
     let members = workspace::metadata(false)?;
     let is_member = |name: &&&str| workspace::packages(&members).any(|one| one["name"] == ***name);
@@ -184,7 +184,7 @@ fn strip(program: &Path, root: &Path) -> Result<()> {
     process::output(process::command("strip", &["-o", &to, &text(program)?])).map(drop)
 }
 
-/// Checks an image. Returns what is right about it.
+/// Checks an image. Returns the checks that it passed.
 fn check(
     containerd: &Containerd,
     home: &Path,

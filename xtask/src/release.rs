@@ -13,7 +13,7 @@ use crate::{
 
 const CHARTS: [&str; 2] = ["holdfast", "holdfast-sdp"];
 
-/// Makes them of a clean work tree: two runs of a commit give the same bytes.
+/// Makes all artefacts from a clean work tree. Two runs for one commit give the same bytes.
 pub(crate) fn run(profile: Profile) -> Result<()> {
     process::require_root("`cargo xtask release`")?;
     let target = workspace::target_dir()?;
@@ -55,7 +55,7 @@ pub(crate) fn run(profile: Profile) -> Result<()> {
     Ok(())
 }
 
-/// Packs a chart as `helm package` does, without the time of the packing.
+/// Packs a chart like `helm package`, but without the current time.
 fn pack(chart: &str, to: &Path) -> Result<()> {
     let charts = repository::root().join("charts");
     let manifest = fs::read_to_string(charts.join(chart).join("Chart.yaml"))?;

@@ -26,12 +26,12 @@ use tally::Tally;
 
 /// A file of tests that runs longer hangs: it is ended and counts as failed.
 const E2E_LIMIT: Duration = Duration::from_secs(10 * 60);
-/// The same for the long runs.
+/// The same limit for the nightly tests.
 const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// How long each fuzzer runs.
 const FUZZ_FOR: Duration = Duration::from_secs(60);
-/// Its tests that are the tier of the same name.
+/// Beginning of the names of the tests that form the tier `hostile`.
 const HOSTILE: &str = "hostile::";
 /// Where the tests of `e2e` find the previous version's programs.
 const PREVIOUS_SDP: &str = "HOLDFAST_PREVIOUS_SDP";
@@ -152,7 +152,7 @@ fn unit(filter: Option<&str>) -> Result<Tally> {
     observe("cargo test", command, Output::AtOnce, None)
 }
 
-/// Every fuzzer for [`FUZZ_FOR`]; one that finds something counts as a failure.
+/// Runs every fuzzer for [`FUZZ_FOR`]. A fuzzer that finds something counts as a failure.
 fn fuzzers() -> Result<Tally> {
     heading("fuzzers");
     let findings = fuzz::run(None, FUZZ_FOR)?;
@@ -166,7 +166,7 @@ fn fuzzers() -> Result<Tally> {
     Ok(tally)
 }
 
-/// The images, of the programs that the tiers before have built.
+/// Makes and checks the images, with the programs that earlier tiers have built.
 fn images() -> Result<Tally> {
     heading("image");
     let mut tally = Tally::default();
@@ -241,8 +241,8 @@ struct Job {
     lanes: usize,
 }
 
-/// Runs the jobs, first those of which most may run at the same time. Each makes namespaces and
-/// pins of its own, so they do not meet.
+/// Runs the jobs, beginning with those of which most may run at the same time. Each job makes its
+/// own namespaces and pins, so jobs do not affect each other.
 fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
     let mut groups = BTreeMap::<usize, Vec<Job>>::new();
     for job in jobs {
@@ -293,7 +293,7 @@ enum Output {
 
 /// Runs a test program, passes its output on and counts its results.
 ///
-/// One that dies without a result, or exceeds `limit`, counts as one failure.
+/// A program that dies without a result, or exceeds `limit`, counts as one failure.
 fn observe(
     name: &str,
     mut command: Command,
@@ -335,7 +335,8 @@ fn observe(
         }
         thread::sleep(Duration::from_millis(50));
     };
-    // What the program left behind may hold the pipe open: do not wait for it then.
+    // Processes that a hung program left behind may hold the pipe open, so the output is not
+    // awaited.
     let mut tally = if hung {
         Tally::default()
     } else {

@@ -1,9 +1,8 @@
 //! The toolchain that builds the eBPF programs.
 //!
-//! Building `core` for `bpfel-unknown-none` needs the standard library's
-//! sources. A rustup toolchain with `rust-src` has them; where none is
-//! installed, Debian's `rustc-web` with `rust-web-src` does as well. And the
-//! linker must be built against the LLVM of the compiler.
+//! Building `core` for `bpfel-unknown-none` needs the standard library's sources. A rustup
+//! toolchain with `rust-src` has them; where none is installed, Debian's `rustc-web` with
+//! `rust-web-src` can be used. The linker must be built against the LLVM of the compiler.
 
 use std::{path::PathBuf, process::Command};
 
@@ -11,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{linker, process};
 
-/// Debian's compiler; rustup's stays first on PATH and is untouched.
+/// Debian's compiler. The compiler of rustup stays first on PATH.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 
@@ -31,10 +30,10 @@ const ORDER: [Toolchain; 3] = [Toolchain::Nightly, Toolchain::Active, Toolchain:
 
 /// Properties of the machine on which the choice depends.
 trait Probe {
-    /// Major version of LLVM of a toolchain that has the sources; none if it
-    /// is not installed or lacks them.
+    /// Major version of a toolchain's LLVM; `None` if the toolchain is not installed or lacks the
+    /// sources.
     fn llvm(&self, toolchain: Toolchain) -> Option<u32>;
-    /// Whether bpf-linker is there, or can be built, for this LLVM.
+    /// Whether bpf-linker is installed, or can be built, for this LLVM.
     fn can_link(&self, llvm: u32) -> bool;
 }
 
@@ -62,12 +61,12 @@ fn usable(probe: &impl Probe) -> impl Iterator<Item = Toolchain> {
 }
 
 impl Toolchain {
-    /// The first that is installed with sources and has, or can have, a linker.
+    /// The first toolchain that is installed with sources and has, or can get, a linker.
     pub(crate) fn find() -> Option<Self> {
         Self::usable().next()
     }
 
-    /// All of these, the most wanted first.
+    /// All such toolchains, in the order of preference.
     pub(crate) fn usable() -> impl Iterator<Item = Self> {
         usable(&Machine)
     }
@@ -139,7 +138,8 @@ impl Toolchain {
     fn rustc(self, args: &[&str]) -> Command {
         let mut rustc = match self {
             Self::Nightly => process::command("rustup", &["run", "nightly", "rustc"]),
-            // The one that cargo chose for us: the proxy reads RUSTUP_TOOLCHAIN.
+            // The toolchain that cargo selected for this process: rustup's proxy of rustc reads
+            // RUSTUP_TOOLCHAIN.
             Self::Active => process::command("rustc", &[]),
             Self::Debian => process::command(DEBIAN_RUSTC, &[]),
         };
@@ -188,11 +188,11 @@ mod tests {
         let all = [Some(23), Some(22), Some(21)];
         for (has, wanted) in [
             (Has(all, &[21, 22, 23]), Some(Toolchain::Nightly)),
-            // Debian has no LLVM as new as the nightly's.
+            // Debian has no LLVM as new as that of the nightly toolchain.
             (Has(all, &[21, 22]), Some(Toolchain::Active)),
             (Has(all, &[21]), Some(Toolchain::Debian)),
             (Has(all, &[]), None),
-            // No rust-src.
+            // Nightly has no rust-src.
             (
                 Has([None, Some(22), Some(21)], &[21, 22]),
                 Some(Toolchain::Active),

@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use crate::{process, repository};
 
-/// The tests that need root live here.
+/// The crate with the tests that need root.
 pub(crate) const E2E: &str = "holdfast-e2e";
-/// Built for another target, by its own toolchain.
+/// The crate of the eBPF programs, which has another target and toolchain.
 pub(crate) const BPF: &str = "holdfast-bpf";
 
 /// `cargo metadata` of the workspace members, and of all dependencies if `deps`.
@@ -44,7 +44,8 @@ pub(crate) fn packages(metadata: &Value) -> impl Iterator<Item = &Value> {
     metadata["packages"].as_array().into_iter().flatten()
 }
 
-/// The directory of the crate that a file is of, relative to the root, and the file within it.
+/// The directory of the crate that contains a file, relative to the root, and the file's path
+/// within it.
 pub(crate) fn crate_of(file: &Path) -> Option<(&Path, &Path)> {
     let mut dirs = file.ancestors().skip(1);
     let dir = dirs.find(|dir| repository::root().join(dir).join("Cargo.toml").is_file())?;
@@ -61,8 +62,9 @@ pub(crate) fn is_test_file(file: &Path) -> bool {
     })
 }
 
-/// The command that builds every program and test in the dev profile. All in one go and with the features of
-/// `cargo test`: cargo would build the crates twice for a smaller selection, which has other features.
+/// The command that builds every program and test in the dev profile. It builds all at once and
+/// with the features of `cargo test`: for a smaller selection, which has other features, cargo
+/// would build the crates again.
 pub(crate) fn build() -> Command {
     let build = ["build", "--locked", "--workspace", "--exclude", BPF];
     let mut command = process::command("cargo", &build);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::resource::Resource;
 
-/// A node may be without an agent for so long: the pod of an agent is replaced.
+/// A node may be without an agent for this long, while the pod of its agent is replaced.
 const UNATTENDED_AFTER: Duration = Duration::from_secs(30);
 
 /// The state of all watches. The watches, `status` and the metrics share it.
@@ -42,15 +42,16 @@ pub struct ClusterHealth {
 struct State {
     has_listed: bool,
     objects: usize,
-    /// Why it is stale, and since when.
+    /// Why the watch is stale, and since when.
     stale: Option<(Instant, String)>,
-    /// When the stored listing that stands in for this watch was last known to be right; none = no stored listing stands in.
+    /// When the stored listing that stands in for this watch was last known to be right; none = no
+    /// stored listing stands in.
     stored: Option<Instant>,
     /// The stored listing has objects of the kind.
     has_stored: bool,
 }
 
-/// The cluster as a source.
+/// The cluster as a source of objects.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ClusterView {
     /// URL of the API server.
@@ -163,7 +164,7 @@ impl ClusterHealth {
     /// The cluster does not have the kind, and may do without it.
     pub(crate) fn set_absent(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
-            // Before that, an API server that starts may not serve it yet.
+            // Before the first list, an API server that has just started may not serve the kind yet.
             if state.has_listed && state.stale.take().is_some() {
                 tracing::info!(
                     kind = resource.kind,
@@ -201,7 +202,7 @@ impl ClusterHealth {
         });
     }
 
-    /// As [`Self::set_stale`], of a kind that a relay has not been able to follow for so long.
+    /// As [`Self::set_stale`], for a kind that a relay has been unable to follow for this long.
     pub(crate) fn set_stale_for(
         &self,
         resource: &Resource,
@@ -218,7 +219,7 @@ impl ClusterHealth {
         });
     }
 
-    /// The objects come from this relay. Gives whether they came from one before.
+    /// The objects come from this relay. Gives whether they came from a relay before.
     pub(crate) fn set_relay(&self, relay: Option<String>) -> bool {
         let mut known = self.relay.lock();
         let had = known.is_some();
@@ -260,7 +261,7 @@ impl ClusterHealth {
         });
     }
 
-    /// A stored listing, of so long ago, stands in for these kinds, with so many objects of each.
+    /// A stored listing of this age stands in for these kinds, each with its number of objects.
     pub fn set_stored(&self, kinds: &[(&str, usize)], age: Duration) {
         let now = Instant::now();
         for (kind, objects) in kinds {
@@ -278,7 +279,7 @@ impl ClusterHealth {
         *self.stored_problem.lock() = Some(problem);
     }
 
-    /// None once every watch has listed.
+    /// Why the stored listing does not stand in; `None` once every watch has listed.
     fn stored_problem(&self) -> Option<String> {
         let mut watches = self.watches.iter();
         let is_over = watches.all(|state| state.lock().has_listed);
@@ -300,7 +301,7 @@ impl ClusterHealth {
         has
     }
 
-    /// Whether the object about this node could be written.
+    /// Notes why the object about this node cannot be written; none = it was written.
     pub(crate) fn set_own_node(&self, problem: Option<String>) {
         let mut known = self.own_node.lock();
         if *known != problem {
@@ -427,7 +428,7 @@ mod tests {
         assert!(!health.has_list(resource("ServiceCIDR")));
         health.set_listed(resource("Pod"));
         assert_eq!(of("Pod").stored_seconds, None);
-        // A list of the watch that came first leaves nothing to stand in for.
+        // The watch listed first, so a stored listing has nothing to stand in for.
         health.set_stored(&[("Pod", 1)], age);
         assert_eq!(of("Pod").stored_seconds, None);
     }

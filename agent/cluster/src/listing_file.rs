@@ -1,5 +1,5 @@
-//! The last complete listing of the cluster, on disk (`state/cluster.json`): it stands in for the API
-//! server when that is away at the agent's start.
+//! The last complete listing of the cluster, on disk (`state/cluster.json`): it stands in for the
+//! API server if the server is away at the agent's start.
 //!
 //! One object a line, sorted by key. A new file is made from the former one and the changes since,
 //! so that no copy of the objects is in memory.
@@ -44,13 +44,13 @@ pub enum ListingError {
     /// The file cannot be read.
     #[error("{path}: {source}", path = .path.display())]
     Io { path: PathBuf, source: io::Error },
-    /// A newer version wrote it.
+    /// A newer version of the program wrote the file.
     #[error("{path} has version {found}, and this program reads version {VERSION}; run the newer release", path = .path.display())]
     Version { path: PathBuf, found: u64 },
-    /// It is torn or damaged.
+    /// The file is torn or damaged.
     #[error("{path} is damaged ({reason}); remove it", path = .path.display())]
     Damaged { path: PathBuf, reason: String },
-    /// It is of another cluster.
+    /// The file is of another cluster.
     #[error("{path} is of another cluster: its {field} is {found}, not {wanted}; remove it, or correct the API server of this agent (the first list of this cluster replaces the file)", path = .path.display())]
     Foreign {
         path: PathBuf,
@@ -59,7 +59,7 @@ pub enum ListingError {
         found: String,
         wanted: String,
     },
-    /// It has not been confirmed for too long.
+    /// The listing was last confirmed too long ago.
     #[error("{path} was right {hours} hours ago for the last time, which is too long", path = .path.display())]
     Old {
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum ListingError {
 pub struct ListingFile {
     path: PathBuf,
     origin: Origin,
-    /// The file to which the next changes apply; none = they apply to an empty listing.
+    /// The file to which the next changes apply; `None` = they apply to an empty listing.
     base: Option<PathBuf>,
 }
 
@@ -81,7 +81,7 @@ impl ListingFile {
     /// Writes the listing in a state directory. The file that is there stays until a listing is complete.
     pub fn new(state: &Path, origin: Origin) -> Self {
         let path = Self::path(state);
-        // A run that was ended while it listed left this file.
+        // An earlier run that ended during a listing may have left this file.
         let _absent = fs::remove_file(ending(&path, PARTIAL));
         Self {
             path,

@@ -17,10 +17,10 @@ use super::{health::ClusterHealth, listing_file::ListingFile};
 
 /// Time between two writes of the file.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// With more bytes of changes than this, the task writes them at once to the partial file, although the listing is not complete or
-/// the last write is less than [`INTERVAL`] ago.
+/// With more bytes of changes than this, the task writes them to the partial file at once, even if
+/// the listing is not complete or the last write is less than [`INTERVAL`] ago.
 const ROOM: usize = 4 << 20;
-/// Bytes of changes that wait for a disk that fails.
+/// Most bytes of changes that wait while the disk fails.
 const MOST: usize = 64 << 20;
 
 /// Changes that are not on disk yet.
@@ -64,12 +64,12 @@ impl Pending {
         }
     }
 
-    /// Objects come without their JSON: they cannot be stored.
+    /// Stores nothing more in this run, because objects come without their JSON.
     pub fn give_up(&self) {
         self.state.lock().give_up();
     }
 
-    /// Takes all changes; none if the listing has gaps.
+    /// Takes all changes; `None` if the listing has gaps.
     fn take(&self) -> Option<(Changed, usize, bool)> {
         let mut state = self.state.lock();
         if state.has_gaps {
@@ -79,7 +79,7 @@ impl Pending {
         Some((std::mem::take(&mut state.changed), bytes, state.is_current))
     }
 
-    /// Puts changes back that could not be written. Later ones of the same objects stay.
+    /// Puts changes back that could not be written. Later changes of the same objects stay.
     fn put_back(&self, changed: Changed, bytes: usize) {
         let mut state = self.state.lock();
         if !state.has_gaps {
@@ -160,7 +160,7 @@ pub async fn run(
         file = back;
         match rest {
             Some(rest) => pending.put_back(rest, bytes),
-            // The texts have left holes.
+            // The freed texts have left holes in the heap.
             None if bytes > ROOM / 4 => {
                 let _trimmed = spawn_blocking(trim_heap).await;
             }

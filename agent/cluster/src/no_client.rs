@@ -1,5 +1,4 @@
-//! In the place of the client and of relays, in a build without the feature `kubernetes`: there are
-//! none.
+//! Stands in for the client and the relays in a build without the feature `kubernetes`.
 
 /// In the place of the client.
 pub mod api {
@@ -58,12 +57,12 @@ pub mod api {
     pub mod own_set {
         use super::client::Api;
 
-        /// The DaemonSet that the agent is of; there is none.
+        /// The DaemonSet of the agent; no value exists in this build.
         #[derive(Debug)]
         pub enum OwnSet {}
 
         impl OwnSet {
-            /// There is no client to look with.
+            /// Finds nothing: there is no client to look with.
             #[expect(
                 clippy::needless_pass_by_value,
                 reason = "the same arguments as with the feature"
@@ -86,7 +85,7 @@ pub mod api {
         use super::client::Api;
         use crate::health::ClusterHealth;
 
-        /// The startup taint of this node; there is none.
+        /// The startup taint of this node; no value exists in this build.
         #[derive(Debug)]
         pub struct StartupTaint {
             /// No value exists in this build.
@@ -108,7 +107,7 @@ pub mod api {
 
 /// In the place of relays.
 pub mod relay {
-    /// In the place of their certificates.
+    /// In the place of the relays' certificates.
     pub mod credentials {
         use crate::relay_settings::{TlsError, TlsFiles};
 
@@ -118,7 +117,7 @@ pub mod relay {
         }
     }
 
-    /// In the place of their start.
+    /// In the place of the relays' start.
     pub mod start {
         use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

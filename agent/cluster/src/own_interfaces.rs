@@ -22,10 +22,10 @@ const IPVS: &str = "kube-ipvs0";
 pub struct OwnInterfaces {
     /// Addresses of all interfaces, loopback included.
     pub addresses: BTreeSet<IpAddr>,
-    /// Addresses that are the node's: without addresses of Services that kube-proxy or NodeLocal
+    /// The node's own addresses, without addresses of Services that kube-proxy or NodeLocal
     /// DNSCache puts on interfaces of its own.
     pub own: BTreeSet<IpAddr>,
-    /// What they say about Services.
+    /// What the interfaces say about Services.
     pub of_services: NodeInterfaces,
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use agent_core::policy::document::PolicyError;
 
-/// Refused objects that are reported.
+/// Most refused objects that are reported.
 const REPORTED: usize = 500;
 
 /// The objects of the cluster that are refused now, and the policies whose status changes if they are
@@ -16,13 +16,13 @@ const REPORTED: usize = 500;
 pub struct Refusals {
     /// Message by key of the document.
     pub(crate) refused: BTreeMap<String, Arc<str>>,
-    /// Keys of policies whose status has to be written if they are accepted: it has our report of a
-    /// refusal, or no report yet.
+    /// Keys of policies whose status has to be written if they are accepted: the status has our
+    /// report of a refusal, or no report yet.
     pub(crate) marked: BTreeSet<String>,
 }
 
 impl Refusals {
-    /// The first objects of all.
+    /// Keeps the first `REPORTED` refused objects, and as many marked ones.
     pub fn of<'a>(
         refused: impl Iterator<Item = &'a PolicyError>,
         marked: impl Iterator<Item = &'a String>,

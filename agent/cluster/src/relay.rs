@@ -1,13 +1,12 @@
-//! Relays: one reads the objects of a large cluster from the API server, and sends them to hundreds
-//! of agents.
+//! Relays: a relay reads the objects of a large cluster from the API server, and sends them to hundreds of agents.
 //!
 //! ```text
 //!  API server ─► watch (one for each kind) ─► record ─► serve ══ gRPC, TLS ══► follow ─► receive ─► documents
 //!               └──────────── holdfast-agent relay ──────┘                    └─── holdfast-agent run ───┘
 //! ```
 //!
-//! The cut is before documents are read: each agent reads and judges the objects itself, with the
-//! code that it uses for those of its own watches. A relay leaves out the fields that no agent
+//! A relay sends objects, not documents: each agent reads and judges the objects itself, with the
+//! code that it uses for objects of its own watches. A relay leaves out the fields that no agent
 //! reads, the changes that leave nothing to send, and the repetition of what replicas share.
 
 mod bounds;

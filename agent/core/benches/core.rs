@@ -80,7 +80,7 @@ fn trie(c: &mut Criterion) {
     }
     let mut next = 0_u32;
     let mut other = || {
-        // Not where the last one was.
+        // Each look-up is far from the one before.
         next = (next + 514_229) % PREFIXES;
         prefix(next)
     };

@@ -130,6 +130,7 @@ impl Core {
             Event::Services(events) => state.on_services(events),
             Event::Identities(events) => state.on_identities(events),
             Event::NumbersGiven(given) => state.on_numbers_given(&given),
+            Event::NumbersResting(ids) => state.numbers.rest(&ids, state.now),
             Event::Resolved(events) => state.on_resolved(events),
             Event::ClusterWarnings(warnings) => state.cluster.pods.warn(warnings),
             Event::Namespaces(namespaces) => state.cluster.namespaces = namespaces,

@@ -10,7 +10,7 @@ pub(crate) const CIDR_GROUP: &str = "cidrgroup";
 pub const FQDN: &str = "fqdn";
 /// Source of labels that name a DNS name of an EgressFirewall.
 pub(crate) const DNS_NAME: &str = "dnsname";
-/// Source of the same for addresses that no answer may open.
+/// Source of labels of such a name, for addresses that no answer may open.
 pub(crate) const CLOSED_NAME: &str = "dnsname-closed";
 /// Source of labels of blocks of addresses that nodes are in.
 pub(crate) const NODE_CIDR: &str = "node-cidr";
@@ -24,10 +24,10 @@ pub(crate) const K8S: &str = "k8s";
 pub(crate) const SERVICE: &str = "service";
 /// Source of labels that the agent makes.
 pub const GENERATED: &str = "gen";
-/// Source of a label that names none.
+/// Source of a label whose text names no source.
 pub(crate) const UNSPEC: &str = "unspec";
-/// Sources of labels that only the agent gives, to addresses of what is no pod. Beside these, it makes
-/// those of [`GENERATED`] itself.
+/// Sources of labels that only the agent gives, to addresses of what is no pod. Besides these, the
+/// agent makes the labels of [`GENERATED`] itself.
 const GIVEN_BY_AGENT: [&str; 9] = [
     RESERVED,
     CIDR,

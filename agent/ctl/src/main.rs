@@ -21,8 +21,8 @@ use tracing_subscriber::{Layer as _, layer::SubscriberExt as _, util::Subscriber
 const PROGRAM: &str = "holdfast-agent";
 /// Threads for gRPC, admin requests and sources; the core has a thread of its own.
 const WORKERS: usize = 2;
-/// Lines of libraries that are left out: those that repeat the agent's own, and those that a peer
-/// can cause any number of times.
+/// Log lines of libraries that are left out, because they repeat the agent's own, or because a peer can cause any
+/// number of them.
 const QUIET: [(&str, &str); 2] = [
     ("kube", "kube_client::client::builder=off"),
     ("h2", "h2::proto::streams=off"),
@@ -120,7 +120,7 @@ fn failed(code: u8, error: &dyn Display) -> ExitCode {
 }
 
 fn log(args: &LogArgs) {
-    // Unless the filter names the library.
+    // A library that the filter names keeps its lines.
     let is_quiet = |(library, _): &&(&str, &str)| !args.log_level.contains(library);
     let quiet = QUIET.iter().filter(is_quiet);
     let filter = quiet.fold(args.filter(), |filter, (_, directive)| {

@@ -86,7 +86,7 @@ fn wrong_usage_ends_with_2_and_names_the_flag() {
     fails(2, &["why", "1", "https://"], "names no host");
 }
 
-/// None of these may change the node.
+/// None of these commands may change the node.
 #[test]
 fn a_wrong_setting_ends_with_2_and_is_named() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -150,7 +150,7 @@ fn a_traced_receiver_may_be_a_url_or_have_a_port() {
 fn a_misspelt_level_of_the_log_is_an_error_from_each_place() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("log-level"), "debgu\n").expect("written");
-    // A program that accepts the level refuses these flags, or that it has no certificate.
+    // If a program accepts the level, it fails later: at these flags, or because it has no certificate.
     let no_family = &["--enable-ipv4=false", "--enable-ipv6=false"][..];
     for (verb, refused) in [("run", no_family), ("relay", &[])] {
         for place in ["flag", "environment", "former environment", "directory"] {

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// The name of a pod is what the script does for it.
+/// The name of a pod tells the script how to answer for it.
 const SCRIPT: &str = r#"#!/bin/sh
 directory=${0%/*}
 case "$*" in

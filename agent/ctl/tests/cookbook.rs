@@ -1,8 +1,7 @@
 //! Each policy of docs/src/cookbook.md is valid, and has the verdicts that comments after it name:
 //!
-//! - `<!-- allowed: TO PORT -->`, `<!-- dropped: TO PORT -->`: of `policy trace` from a pod `app: web`
-//!   of the namespace `shop`;
-//! - `<!-- warns: TEXT -->`: a warning of `policy validate`; there is no other.
+//! - `<!-- allowed: TO PORT -->`, `<!-- dropped: TO PORT -->`: the verdict of `policy trace` from a pod `app: web` of
+//! the namespace `shop`; - `<!-- warns: TEXT -->`: a warning of `policy validate`; there is no other.
 
 use std::{
     fs,
@@ -19,7 +18,7 @@ struct Recipe {
     heading: String,
     policy: String,
     warns: Option<String>,
-    /// Whether it passes, destination, port.
+    /// Whether a packet passes, its destination, and its port.
     verdicts: Vec<(bool, String, String)>,
 }
 
@@ -89,7 +88,7 @@ impl Recipe {
     }
 }
 
-/// Exit code and all output.
+/// Runs the agent. Returns its exit code and all output.
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
     let Output {
         status,

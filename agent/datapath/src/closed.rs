@@ -6,8 +6,8 @@
 //!                                              left-in_<ifindex>    ingress
 //!                                              left-out_<ifindex>   egress
 //! ```
-//! `<document>` is a hash of the endpoint document's key. The programs stay attached without the agent. All
-//! are detached when the document is removed or the interface is gone. Those with `in` and `out` are also detached once
+//! `<document>` is a hash of the endpoint document's key. The programs stay attached without the agent. All are
+//! detached when the document is removed or the interface is gone. Those with `in` and `out` are also detached once
 //! the endpoint's own programs are attached to the interface, or when the document leads to another interface.
 
 use std::{
@@ -66,7 +66,7 @@ impl Why {
     }
 
     /// An interface that was left has the endpoint's own programs until the endpoint is attached
-    /// elsewhere: these stay the first.
+    /// elsewhere: those programs stay first.
     fn order(self) -> Order {
         match self {
             Self::NotFound => Order::First,
@@ -91,8 +91,8 @@ pub trait Gate: Send {
     fn closed(&self) -> io::Result<Closed>;
     /// Lets nothing pass the interfaces of these names, and of no others, unless they are endpoints'.
     fn close_names(&mut self, interfaces: &BTreeSet<String>) -> io::Result<()>;
-    /// Whether the programs of an endpoint are attached to an interface. One that cannot be
-    /// inspected counts as without them: it is closed, or stays closed.
+    /// Whether the programs of an endpoint are attached to an interface. An interface that cannot
+    /// be inspected counts as one without them: it is closed, or stays closed.
     fn is_under_policy(&self, ifindex: u32) -> bool;
 }
 
@@ -126,7 +126,7 @@ pub struct ClosedInterfaces {
 }
 
 impl ClosedInterfaces {
-    /// Below the root of `globals`.
+    /// Keeps the pins of closed interfaces below the root of `globals`.
     pub fn new(programs: Programs, globals: Globals, names: ClosedNames) -> Self {
         Self {
             programs,
@@ -211,7 +211,7 @@ fn open_in(dir: &Path, ifindex: u32, why: Why) -> Result<(), ProgramError> {
     for (_, prefix) in why.hooks() {
         release(&dir.join(format!("{prefix}_{ifindex}")))?;
     }
-    // Not empty: other interfaces are closed for the same document.
+    // This fails if the directory is not empty: other interfaces are closed for the same document.
     let _ = fs::remove_dir(dir);
     Ok(())
 }

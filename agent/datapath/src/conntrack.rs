@@ -2,7 +2,7 @@
 //! what expired, and what belongs to an endpoint that is gone.
 //!
 //! The kernel evicts from a full map whatever was not used for longest, which may be a live
-//! connection. So entries that expired go at each look, and no map fills with them.
+//! connection. So each scan removes expired entries, and no map fills with them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -121,9 +121,9 @@ impl<'a> Scan<'a> {
         let mut used = 0;
         let mut left = Vec::new();
         for (key, value) in &entries.found {
-            // As the programs compare: it lives to the end of its last second.
+            // As in the programs, an entry lives to the end of its last second.
             if value.lifetime < self.now {
-                // It may be in use again meanwhile.
+                // The entry may be in use again meanwhile.
                 if map.get(key)?.is_some_and(|value| value.lifetime < self.now) {
                     map.remove(key)?;
                 }
@@ -157,7 +157,7 @@ impl<'a> Scan<'a> {
         Ok(entries.complete)
     }
 
-    /// Removes entries that no endpoint has. An endpoint may have come during the walk.
+    /// Removes entries that no endpoint has. An endpoint may have been added during the walk.
     fn remove_left<A: Address>(
         &mut self,
         map: &Map<CtKey<A>, CtValue>,
@@ -203,9 +203,9 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Whether the connection belongs to an endpoint that is gone, or that has the address no
-    /// longer. Link-local addresses are in no table.
-    /// Without any endpoint nothing is lost: the table may be another one.
+    /// Whether the connection belongs to an endpoint that is gone, or that no longer has the
+    /// address. Link-local addresses are in no table.
+    /// If the table has no endpoint, nothing counts as lost: it may be another table.
     fn have_lost(&self, endpoint: IpAddr, value: &CtValue) -> bool {
         if self.ids.is_empty() {
             return false;

@@ -16,10 +16,10 @@ pub struct EventsError {
     reason: String,
 }
 
-/// Reads the ring buffer. One reader at a time: what one took, no other sees.
+/// Reads the ring buffer. Only one reader at a time: what one reader took, no other sees.
 ///
-/// The programs wake a waiting reader only when a good part of the buffer is
-/// unread; it should look several times a second besides.
+/// The programs wake a waiting reader only when a good part of the buffer is unread, so a reader
+/// should also look several times a second.
 pub struct EventReader {
     ring: RingBuf<MapData>,
 }

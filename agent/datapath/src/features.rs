@@ -15,7 +15,7 @@ use super::{
     hook::{self, Attach, PinnedNames},
 };
 
-/// Interfaces that are named of each other program.
+/// Most interfaces that are listed for each program of others.
 const INTERFACES: usize = 4;
 
 /// What the kernel has, for `status` and `/readyz`.
@@ -25,7 +25,7 @@ pub struct KernelView {
     pub release: String,
     /// `TCX links` or `tc filters`.
     pub attachment: String,
-    /// What it lacks; empty if there is nothing.
+    /// What the kernel lacks; empty if it lacks nothing.
     pub lacks: Vec<Lack>,
     /// Programs and filters of others on interfaces of endpoints.
     pub others: Vec<String>,
@@ -102,7 +102,7 @@ impl KernelView {
         }
     }
 
-    /// With what the interfaces have at the moment. Blocks for some milliseconds.
+    /// Adds what the interfaces have at the moment. Blocks for some milliseconds.
     #[must_use]
     pub fn look(self, globals: &Globals) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl KernelView {
         }
     }
 
-    /// What it lacks, and what interfaces have besides, for `status`.
+    /// What the kernel lacks, and what else is on the interfaces, for `status`.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let lacks = self.lacks.iter().map(|lack| ("Kernel", lack.line()));
         let others = self.others.iter();
@@ -121,7 +121,7 @@ impl KernelView {
         lacks.chain(others).chain(left).collect()
     }
 
-    /// In one line: `tc filters (Linux 6.1.0)`.
+    /// The attachment and the kernel in one line: `tc filters (Linux 6.1.0)`.
     pub fn line(&self) -> String {
         let without: Vec<&str> = self.lacks.iter().map(|lack| lack.what.as_str()).collect();
         let without = match without.is_empty() {
@@ -132,8 +132,8 @@ impl KernelView {
     }
 }
 
-/// Programs and filters of others on the interfaces that endpoints' programs are attached to, a
-/// line each with its interfaces. They keep their place: the endpoints' programs run before them.
+/// Programs and filters of others on the interfaces that endpoints' programs are attached to, one
+/// line for each with its interfaces. They keep their place: the endpoints' programs run before them.
 fn others(globals: &Globals) -> Vec<String> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let pins = pins_of_endpoints(globals);
@@ -160,10 +160,10 @@ fn others(globals: &Globals) -> Vec<String> {
     lines.collect()
 }
 
-/// Interfaces that were an endpoint's and are not judged, a line each: what they send is dropped.
+/// One line for each interface that was an endpoint's and is not judged: what it sends is dropped.
 fn left(globals: &Globals) -> Vec<String> {
     let members = group::members().unwrap_or_default().into_iter();
-    // After the members: an interface joins the group once it has its pins.
+    // Read after the members: an interface joins the group once it has its pins.
     let Ok(names) = names(globals) else {
         return Vec::new();
     };

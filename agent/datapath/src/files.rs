@@ -1,6 +1,6 @@
 //! The state directory: per-endpoint files and the identity checkpoint.
 //!
-//! Files are replaced in one step. One is appended to as well, and its reader expects a torn end.
+//! Files are replaced in one step. One of them is also appended to, and its reader expects a torn end.
 
 pub mod background;
 
@@ -28,9 +28,9 @@ pub const ENDPOINT_FILE: &str = "ep_config.json";
 pub(crate) const CHECKPOINT_FILE: &str = "local_allocator_state.json";
 /// Name of the checkpoint of endpoint identities.
 pub(crate) const ENDPOINT_CHECKPOINT_FILE: &str = "endpoint_identities.json";
-/// Name of what was added to it.
+/// Name of the file with what was added to that checkpoint since.
 pub(crate) const ADDED_ENDPOINTS_FILE: &str = "endpoint_identities.added";
-/// Name of what was asked to be forgotten.
+/// Name of the file with the names that the agent was asked to forget.
 pub(crate) const CLEANED_FILE: &str = "cleaned_names.json";
 
 /// The directory `<state-dir>/state`: a directory for each endpoint, and the checkpoints of
@@ -41,7 +41,7 @@ pub struct StateFiles {
 }
 
 impl StateFiles {
-    /// Of `dir`, which is created if need be.
+    /// Opens `dir`, which is created if need be.
     pub fn open(dir: &Path) -> io::Result<Self> {
         fs::DirBuilder::new()
             .recursive(true)
@@ -70,12 +70,12 @@ impl StateFiles {
         self.dir.join(ENDPOINT_CHECKPOINT_FILE)
     }
 
-    /// Path of what was added to the checkpoint of endpoint identities.
+    /// Path of the file with what was added to the checkpoint of endpoint identities.
     pub fn added_endpoint_identities(&self) -> PathBuf {
         self.dir.join(ADDED_ENDPOINTS_FILE)
     }
 
-    /// Path of what was asked to be forgotten.
+    /// Path of the file with the names that the agent was asked to forget.
     pub fn cleaned(&self) -> PathBuf {
         self.dir.join(CLEANED_FILE)
     }
@@ -130,7 +130,7 @@ impl StateFiles {
     }
 }
 
-/// As the files' part of a datapath: steps that are not about files are none of its business.
+/// The files' part of a datapath: it ignores steps that are not about files.
 impl Datapath for StateFiles {
     fn apply(&mut self, step: &Step) -> Result<(), StepError> {
         self.carry_out(step).unwrap_or(Ok(()))

@@ -29,7 +29,7 @@ use shared_maps::{
 
 use super::route::{attributes, number, request};
 
-/// Beginning of the names of filters of this product: behind it is the BPF root of the agent.
+/// Beginning of the names of this product's filters, which the agent's BPF root follows.
 const NAME_PREFIX: &str = "holdfast:";
 /// Highest byte of the handles of our filters.
 const HANDLE_PREFIX: u32 = 0x4800_0000;
@@ -56,7 +56,7 @@ const TCMSG: usize = 20;
 pub(super) struct Filter {
     pub(super) priority: u16,
     pub(super) handle: u32,
-    /// In network byte order.
+    /// Protocol number in network byte order.
     protocol: u16,
     /// Kind of the classifier, as in `tc filter`: `bpf` or `flower`, for example.
     kind: String,
@@ -84,13 +84,13 @@ impl Filter {
         self.is_of_an_agent() && program.is_some_and(|program| !program.contains('/'))
     }
 
-    /// Whether it is the one that a pin records.
+    /// Whether it is the filter that a pin records.
     pub(super) fn is(&self, mark: &Mark) -> bool {
         self.is_of(&mark.owner) && mark.handles.contains(&self.handle)
     }
 
-    /// Whether a filter of the kind `bpf` can run before it: of the same priority and kind the
-    /// newest is the first.
+    /// Whether a filter of the kind `bpf` can run before it: among filters of the same priority and
+    /// kind, the newest runs first.
     fn gives_way(&self) -> bool {
         self.priority > *FIRST.start() || self.shares_priority()
     }
@@ -116,7 +116,7 @@ impl Filter {
 /// Where a filter runs among those of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Before all others that allow it.
+    /// Before all filters that give way.
     First,
     Last,
 }
@@ -137,8 +137,8 @@ impl Owner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     owner: Owner,
-    /// The handles that the filter can have. It moves to another place without a gap by the second
-    /// one: it is added there, and then the first is removed.
+    /// The handles that the filter can have. A filter moves without a gap: it is added at its new
+    /// place with the other handle, and then removed from the old place.
     pub(super) handles: [u32; 2],
 }
 
@@ -173,7 +173,7 @@ pub(super) fn list(ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>
         },
     )?;
     if found.is_empty() {
-        // The kernel lists none of an interface that is gone.
+        // For an interface that is gone, the kernel lists no filters and gives no error.
         InterfaceNames::open()?.name(ifindex)?;
     }
     Ok(found)
@@ -311,8 +311,8 @@ pub fn remove_all(owner: &Owner) -> io::Result<usize> {
     Ok(count)
 }
 
-/// Gives the interface the qdisc at which filters of both directions are. The qdisc `ingress` has those
-/// of ingress, and takes a filter of egress for one of ingress.
+/// Gives the interface the qdisc `clsact`, which holds filters of both directions. The qdisc
+/// `ingress` holds filters of ingress only, and takes a filter of egress for one of ingress.
 fn add_clsact(ifindex: u32, direction: Direction) -> io::Result<()> {
     let mut message = TcMessage::with_index(index(ifindex)?);
     message.header.handle = TcHandle {
@@ -389,8 +389,8 @@ fn info(priority: u16) -> u32 {
     u32::from(priority) << 16 | u32::from(ALL_PROTOCOLS)
 }
 
-/// Reads a filter's message. `None`: it is about a priority as a whole, or of a chain to which
-/// packets come only from other filters.
+/// Reads a filter's message. `None`: the message is about a priority as a whole, or about a chain
+/// to which packets come only from other filters.
 fn read(payload: &[u8]) -> Option<Filter> {
     let header = TcHeader::parse(payload).ok()?;
     let handle = u32::from(header.handle);

@@ -1,10 +1,9 @@
-//! The group of interfaces of endpoints: netfilter drops what comes by them and `from_pod` has not
-//! marked ([`super::nftables`]).
+//! The group of interfaces of endpoints: netfilter drops what comes from them without the mark of
+//! `from_pod` ([`super::nftables`]).
 //!
-//! An interface's group (`ip link show group N`) is the node's: a pod does not see it and cannot
-//! change it. It ends with the interface. An interface is in the group from the time that its
-//! endpoint's programs, or those that close it, are attached. If they are taken away, what the pod
-//! sends is dropped until they are back.
+//! An interface's group (`ip link show group N`) belongs to the node: a pod does not see it and cannot change it. It
+//! ends with the interface. An interface is in the group from the time that its endpoint's programs, or those that
+//! close it, are attached. If these programs are taken away, what the pod sends is dropped until they are back.
 
 use std::{io, mem::size_of};
 
@@ -61,7 +60,7 @@ pub(super) fn leave(ifindex: u32) -> io::Result<()> {
     }
 }
 
-/// The interfaces in it, each with its name.
+/// The interfaces in the group, each with its name.
 pub(super) fn members() -> io::Result<Vec<(u32, String)>> {
     let mut found = Vec::new();
     for interface in &nix::net::if_::if_nameindex()? {
@@ -73,7 +72,7 @@ pub(super) fn members() -> io::Result<Vec<(u32, String)>> {
     Ok(found)
 }
 
-/// Takes all interfaces out of it. Gives the last error.
+/// Takes all interfaces out of the group. Gives the last error.
 pub fn leave_all() -> io::Result<()> {
     let interfaces = nix::net::if_::if_nameindex()?;
     let mut last = Ok(());
@@ -96,7 +95,7 @@ fn of(ifindex: u32) -> io::Result<u32> {
             }
         },
     )?;
-    // Each interface has one.
+    // Every interface has a group.
     group.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 

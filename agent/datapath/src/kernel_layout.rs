@@ -14,7 +14,7 @@ const MAGIC: u16 = 0xeb9f;
 const ARRAY: u32 = 3;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
-/// Anonymous structures within one another that are searched.
+/// How many levels of nested anonymous structures are searched.
 const DEPTH: u32 = 8;
 
 /// Why the places are not known.
@@ -29,7 +29,7 @@ pub(crate) enum LayoutError {
     /// The type information is not of the known form.
     #[error("the kernel's type information has another form than BTF of version 1")]
     Malformed,
-    /// The kernel has no such field, or at a place that does not fit.
+    /// The kernel has no such field, or the field is at a place that does not fit.
     #[error("the kernel's type information has no usable field {0}")]
     Missing(&'static str),
 }
@@ -181,7 +181,7 @@ impl<'a> Types<'a> {
         u32::try_from(found?).ok()
     }
 
-    /// Offset in bytes and type of a member of a structure, also of one that has no name itself.
+    /// Offset in bytes and type of a member of a structure, or of an anonymous structure inside it.
     fn member(&self, of: u32, name: &str, depth: u32) -> Option<(u32, u32)> {
         let of = self.get(of)?;
         if of.kind() != STRUCT && of.kind() != UNION {
@@ -209,7 +209,7 @@ impl<'a> Types<'a> {
         None
     }
 
-    /// Type of an array's elements, a structure, and its size.
+    /// Type and size of an array's elements, which are structures.
     fn element(&self, array: u32) -> Option<(u32, u32)> {
         let array = self.get(array).filter(|of| of.kind() == ARRAY)?;
         let id = word(array.rest, 0)?;

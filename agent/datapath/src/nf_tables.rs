@@ -87,14 +87,14 @@ impl Connection {
         self.0.check(&messages(changes))
     }
 
-    /// The first part of the kernel's table that differs from `wanted`; none if it is just this table. One
-    /// that is wanted empty must not be there.
+    /// The first part of the kernel's table that differs from `wanted`; `None` if they are equal. A
+    /// table that is wanted empty must not exist.
     pub fn difference(&mut self, wanted: &Table) -> Result<Option<Difference>, NftablesError> {
         listing::compare(&mut self.0, wanted)
     }
 
-    /// What can be read as values of the kernel's table with the name of `wanted`: everything but rules
-    /// that `wanted` does not have, and objects of other types.
+    /// What can be read as values of the kernel's table with the name of `wanted`: everything
+    /// except rules that `wanted` does not have, and objects of other types.
     pub fn outline(&mut self, wanted: &Table) -> Result<Table, NftablesError> {
         outline::read(&mut self.0, wanted)
     }

@@ -15,24 +15,23 @@
 //!  table arp holdfast_v1
 //!    chain judged        type filter hook input priority -450, the rule as above
 //! ```
-//! `judged`: `from_pod` marks every packet that it passes. One without a mark, from an interface of
-//! the [group](super::group) of endpoints' interfaces, has not been judged: a pod with `NET_ADMIN`
-//! can send through an `ifb` device of its own, and the kernel then runs no program at the node's
-//! end. The chain is before the defragmentation, which would give all fragments the mark of one. In
-//! family bridge it also has the frames that a bridge switches. ARP of a routed pod has a hook of its own.
+//! `judged`: `from_pod` marks every packet that it passes. A packet without a mark, from an interface of the
+//! [group](super::group) of endpoints' interfaces, has not been judged: a pod with `NET_ADMIN` can send through an
+//! `ifb` device of its own, and the kernel then runs no program at the node's end. The chain runs before the
+//! defragmentation, which would give all fragments the mark of one. In family bridge it also sees the frames that a
+//! bridge switches. ARP of a routed pod has a hook of its own.
 //!
-//! `unmark` is behind it. While a table is made again, a packet may pass a chain of the old table and of
-//! the new one: one that has lost its mark must not come to `judged` once more.
+//! `unmark` runs after `judged`. While a table is made again, a packet may pass a chain of the old table and of the
+//! new one, and a packet that has lost its mark must not come to `judged` once more.
 //!
 //! `to_proxies`: a query to an address that the node translates (kube-proxy's ClusterIP) must reach
-//! `steer` with its first destination, or it misses the note of it and times out. NAT changes
+//! `steer` with its first destination, or `steer` finds no note of it and the query times out. NAT changes
 //! tracked packets only. Mark 0x200 without a proxy port is an answer to a query that a proxy sent
 //! under a pod's address (transparent mode): conntrack has seen that query and must see its answer.
 //!
-//! `from_proxies`: answers of a proxy are marked 0xb00 and nothing else. Each would make an entry of
-//! nf_conntrack, and that entry would keep the pod's next direct packet of these addresses and
-//! ports from being translated. The proxy's own queries carry the identity of the pod in the same
-//! mark: they are tracked, and translated in OUTPUT.
+//! `from_proxies`: only answers of a proxy are marked 0xb00. Each would make an entry of nf_conntrack, and that entry
+//! would keep the pod's next direct packet of these addresses and ports from being translated. The proxy's own
+//! queries carry the identity of the pod in the same mark: they are tracked, and translated in OUTPUT.
 //!
 //! Only holdfast-agent makes the tables; a Cilium agent has rules of its own. [`check`] and
 //! [`install`] are all that a reconciler needs: both block for less than a millisecond, use the
@@ -80,9 +79,9 @@ const fn chains(family: Family) -> &'static [Chain<'static>] {
 pub enum Missing {
     /// The table does not exist, or another program made it dormant.
     Table(Family),
-    /// The chain of this name is not there, or hooked elsewhere.
+    /// The chain of this name is not there, or is hooked elsewhere.
     Chain(Family, &'static str),
-    /// The chain of this name has not just the rules that it should have.
+    /// The chain of this name has other rules than it should have.
     Rule(Family, &'static str),
 }
 
@@ -102,7 +101,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// What of a family's table is missing or changed; none if its rules are in force.
+/// What of a family's table is missing or changed; `None` if its rules are in force.
 pub fn check(family: Family) -> Result<Option<Missing>, NftablesError> {
     let found = chain::check(name(family), chains(family))?;
     Ok(found.map(|fault| match fault {

@@ -12,7 +12,7 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind},
 };
 
-/// Removes the notes of pods that are in `lxc` no longer.
+/// Removes the entries (notes) of pods that are no longer in `lxc`.
 pub(super) fn sweep(globals: &Globals, lxc: &Map<LxcKey, LxcValue>) -> Result<(), MapError> {
     let endpoints = lxc.entries()?.found.into_iter();
     let addresses: HashSet<_> = endpoints.map(|(key, _)| (key.ip, key.family)).collect();

@@ -39,9 +39,9 @@ pub struct LoggedPacket {
     pub destination: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
-    /// Destination port; none for protocols without ports.
+    /// Destination port; `None` for protocols without ports.
     pub port: Option<u16>,
-    /// Interface by which it came; of a bridge, the port. None for packets of the node itself.
+    /// Interface by which the packet came; for a bridge, the port. `None` for packets of the node itself.
     pub interface: Option<u32>,
 }
 

@@ -8,14 +8,14 @@ use shared_maps::{
     user::{Access, Globals, Map, MapError, MapKind},
 };
 
-/// One quota of one endpoint that it reached.
+/// A quota that an endpoint reached.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct QuotaView {
     pub endpoint: u16,
     pub key: String,
     /// The [`Limit`] that was reached, as text ([`Limit::as_str`]).
     pub quota: String,
-    /// Packets or entries beyond it, since the endpoint was added.
+    /// Packets or entries beyond the quota, since the endpoint was added.
     pub beyond: u64,
 }
 

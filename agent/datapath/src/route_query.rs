@@ -25,12 +25,12 @@ pub(crate) fn to(address: IpAddr) -> RouteMessage {
     }
 }
 
-/// The route to one address; none if the kernel says that there is none.
+/// The route to one address; `None` if the kernel says that there is none.
 pub async fn answer(handle: &Handle, address: IpAddr) -> io::Result<Option<RouteMessage>> {
     ask(handle, to(address)).await
 }
 
-/// The entry of the routing table that leads to an address; none if the kernel says that there is none.
+/// The entry of the routing table that leads to an address; `None` if the kernel says that there is none.
 pub async fn entry(handle: &Handle, address: IpAddr) -> io::Result<Option<RouteMessage>> {
     let mut query = to(address);
     query.header.flags |= RouteFlags::FibMatch;
@@ -53,8 +53,8 @@ async fn ask(handle: &Handle, query: RouteMessage) -> io::Result<Option<RouteMes
     }
 }
 
-/// Whether an error shows that there is no route: none, or one of the types unreachable, prohibit
-/// and blackhole (`fib_props` in the kernel), or the node lacks the family.
+/// Whether an error shows that there is no route: the table has none, or one of type unreachable,
+/// prohibit or blackhole (`fib_props` in the kernel), or the node lacks the family.
 fn is_no_route(errno: Errno) -> bool {
     matches!(
         errno,

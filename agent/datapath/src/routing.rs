@@ -30,8 +30,9 @@ const LOOPBACK: u32 = 1;
 
 const IPV4_FORWARDING: &str = "net.ipv4.ip_forward";
 const IPV6_FORWARDING: &str = "net.ipv6.conf.all.forwarding";
-/// Destinations with which the route of a redirected packet is checked. The kernel delivers a packet to an address of
-/// the node before our rule. So each family has two addresses, of networks that no node has (RFC 2544, RFC 6666, RFC 5180).
+/// Destinations with which the route of a redirected packet is checked. The kernel delivers a
+/// packet to an address of the node before our rule. So each family has two addresses, of networks
+/// that no node has (RFC 2544, RFC 6666, RFC 5180).
 const PROBES4: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 19, 255, 254)),
     IpAddr::V4(Ipv4Addr::new(198, 18, 255, 254)),
@@ -90,7 +91,7 @@ pub async fn install(ipv4: bool, ipv6: bool) -> Result<(), RoutingError> {
     driven(connection, work).await
 }
 
-/// Works over a netlink connection.
+/// Drives a netlink connection until the work is done.
 async fn driven<T>(
     connection: impl Future<Output = ()>,
     work: impl Future<Output = Result<T, RoutingError>>,
@@ -232,7 +233,7 @@ fn local<T>(route: RouteMessageBuilder<T>) -> RouteMessageBuilder<T> {
         .output_interface(LOOPBACK)
 }
 
-/// "It exists" is as good as done.
+/// An object that exists already is no error.
 fn there(what: &'static str, result: Result<(), Error>) -> Result<(), RoutingError> {
     match result {
         Err(Error::NetlinkError(message))

@@ -28,12 +28,12 @@ use shared_maps::{
 const BATCH: usize = 16;
 /// With fewer spare slots, more are made.
 const LOW: usize = 8;
-/// Slots that are empty again are kept as they are until there are so many.
+/// Slots that are no longer in use are emptied once there are this many.
 const EMPTIED: usize = 8;
-/// No program that saw a slot in use runs so long.
+/// No program that saw a slot in use runs this long.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// Between two looks at slots that are not settled.
+/// Time between two looks at slots that are not settled.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Sizes of an endpoint's maps.
@@ -65,7 +65,7 @@ pub(super) struct SlotMaps {
 }
 
 impl SlotMaps {
-    /// Has the packets of an interface judged with what is in a slot.
+    /// Lets the programs judge the packets of an interface by the contents of a slot.
     fn lead(&self, interface: u32, slot: u32) -> Result<(), MapError> {
         match interface {
             0..LOW_INTERFACES => self.interfaces.set(&interface, &slot),
@@ -73,7 +73,7 @@ impl SlotMaps {
         }
     }
 
-    /// Has the packets of an interface dropped.
+    /// Lets the programs drop the packets of an interface.
     fn close(&self, interface: u32) -> Result<(), MapError> {
         match interface {
             0..LOW_INTERFACES => self.interfaces.set(&interface, &0),
@@ -104,7 +104,7 @@ struct State {
     /// Slots that were used before and are empty now.
     free: VecDeque<u32>,
     spare: VecDeque<Spare>,
-    /// Not in use any more, since when.
+    /// Slots that are no longer in use, and since when.
     left: VecDeque<(Instant, u32)>,
     endpoints: BTreeMap<EndpointId, Place>,
     under_way: bool,
@@ -129,7 +129,7 @@ struct Place {
 }
 
 impl Slots {
-    /// No endpoint is in any.
+    /// The slots, before any endpoint has one.
     pub(super) fn new(maps: SlotMaps, sizes: SlotSizes) -> Self {
         let state = State {
             next: 1,
@@ -142,7 +142,7 @@ impl Slots {
         }
     }
 
-    /// A new policy map for an endpoint, which is in its next slot already.
+    /// Makes a policy map for an endpoint, and puts it into the endpoint's next slot.
     pub(super) fn policy(
         &self,
         endpoint: EndpointId,
@@ -173,7 +173,7 @@ impl Slots {
         let written = self.write(slot, (!has_policy).then_some(policy), interface, &config);
         let mut state = self.state.lock();
         if let Err(error) = written {
-            // No interface leads to it: it is emptied, and used again.
+            // No interface leads to the slot: it is emptied, and used again.
             state.leave(Some(slot));
             return Err(error);
         }
@@ -203,7 +203,7 @@ impl Slots {
         self.maps.lead(interface, slot)
     }
 
-    /// The endpoint's programs are at its current interface only.
+    /// Clears the endpoint's former slots: its programs are at its current interface only.
     pub(super) fn settle(&self, endpoint: EndpointId) -> Result<(), MapError> {
         let mut state = self.state.lock();
         let Some(place) = state.endpoints.get_mut(&endpoint) else {
@@ -213,8 +213,8 @@ impl Slots {
         self.clear(&mut state, endpoint, former)
     }
 
-    /// Closes interfaces that have these slots, which are not in use then. The endpoint keeps those
-    /// whose interface could not be closed.
+    /// Closes the interfaces of these slots, which are then no longer in use. The endpoint keeps
+    /// slots whose interface could not be closed.
     fn clear(
         &self,
         state: &mut State,
@@ -235,8 +235,8 @@ impl Slots {
         Ok(())
     }
 
-    /// Slots that neither an endpoint has nor a later endpoint can get. Some are on the way
-    /// while spare ones are made.
+    /// Number of slots that no endpoint has and no later endpoint can get. While spare slots are
+    /// made, these count too.
     pub(super) fn lost(&self) -> usize {
         let state = self.state.lock();
         let held = state.endpoints.values().map(|place| {
@@ -249,7 +249,7 @@ impl Slots {
         numbered.saturating_sub(known)
     }
 
-    /// The endpoint that is behind an interface, if it is another one than `endpoint`.
+    /// The endpoint that is behind an interface, if it is not `endpoint`.
     pub(super) fn other(&self, endpoint: EndpointId, interface: u32) -> Option<EndpointId> {
         let state = self.state.lock();
         let mut others = state.endpoints.iter().filter(|(id, _)| **id != endpoint);
@@ -259,7 +259,7 @@ impl Slots {
         })
     }
 
-    /// Nothing passes an interface any more on behalf of this endpoint.
+    /// Lets nothing pass an interface any more on behalf of this endpoint.
     pub(super) fn remove(&self, endpoint: EndpointId) -> Result<(), MapError> {
         let mut state = self.state.lock();
         let Some(place) = state.endpoints.remove(&endpoint) else {
@@ -415,7 +415,7 @@ impl State {
         places.any(|(.., at)| at == interface)
     }
 
-    /// Slots of which no program knows.
+    /// Numbers of slots that no program knows.
     fn numbers(&mut self, count: usize) -> Vec<u32> {
         let mut numbers: Vec<u32> = Vec::new();
         while numbers.len() < count {

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-/// Where a container has the node's /proc/sys, as in Cilium.
+/// Where the node's /proc/sys is mounted in a container, as in Cilium.
 const MOUNTED: &str = "/host/proc/sys";
 
 /// A parameter that cannot be set.
@@ -14,12 +14,12 @@ pub struct SysctlError {
     source: io::Error,
 }
 
-/// Whether a parameter is 1. One that the kernel does not have is not.
+/// Whether a parameter is 1. A parameter that the kernel does not have is not.
 pub fn is_one(name: &str) -> bool {
     fs::read_to_string(path_of(name)).is_ok_and(|value| value.trim() == "1")
 }
 
-/// Sets a parameter to 1 unless it is: where it is read-only it may be right already.
+/// Sets a parameter to 1, unless it is 1 already: then it may be read-only.
 ///
 /// # Errors
 /// The kernel lacks the parameter, or does not let this process set it.
@@ -30,7 +30,7 @@ pub fn set(name: &'static str) -> Result<(), SysctlError> {
     fs::write(path_of(name), "1").map_err(|source| SysctlError { name, source })
 }
 
-/// In a container /proc/sys is read-only: then the node's is mounted elsewhere.
+/// Path of a parameter. In a container /proc/sys is read-only: then the node's is mounted elsewhere.
 fn path_of(name: &str) -> String {
     let name = name.replace('.', "/");
     let mounted = format!("{MOUNTED}/{name}");

@@ -52,9 +52,9 @@ pub struct Connection {
     pub destination: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
-    /// Port of the sender; none for protocols without ports.
+    /// Port of the sender; `None` for protocols without ports.
     pub source_port: Option<u16>,
-    /// Port of the receiver; none for protocols without ports.
+    /// Port of the receiver; `None` for protocols without ports.
     pub port: Option<u16>,
 }
 
@@ -78,7 +78,7 @@ pub fn delete(mut is_over: impl FnMut(&Connection) -> bool) -> io::Result<usize>
         send(&socket, DELETE, REQUEST | ACK, family, &names)?;
         match answers(&mut socket, |_, _| {}) {
             Ok(()) => deleted += 1,
-            // It has ended meanwhile.
+            // The connection has ended meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return Err(error),
         }

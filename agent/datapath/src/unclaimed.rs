@@ -1,5 +1,5 @@
-//! Interfaces that nothing passes unless they are endpoints', by their names and by their bridges: also those that
-//! do not exist yet, and also while no agent runs.
+//! Interfaces that nothing passes unless they are endpoints', by their names and by their bridges. This
+//! holds even for interfaces that do not exist yet, and even while no agent runs.
 //!
 //! ```text
 //!  table inet holdfast_v1_closed
@@ -11,8 +11,8 @@
 //!    the same chains, with these rules and
 //!                  meta ibrname BRIDGE  iifgroup != GROUP  iifkind KIND  counter drop
 //! ```
-//! The agent puts an interface into the [group](super::group) when the programs of its endpoint are attached. One
-//! of another kind, such as the host's network card, is no container's.
+//! The agent puts an interface into the [group](super::group) when the programs of its endpoint are
+//! attached. An interface of another kind, such as the host's network card, is no container's.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -27,7 +27,8 @@ use super::{
     },
 };
 
-/// Name of the tables. Reports of changes of the agent's tables have it, because it begins with their name.
+/// Name of the tables. It begins with the name of the agent's other tables, so that a watch on that
+/// name also reports changes of these tables.
 const CLOSED: &str = "holdfast_v1_closed";
 /// Families that have a table.
 pub const FAMILIES: [Family; 2] = [Family::Inet, Family::Bridge];
@@ -43,12 +44,12 @@ pub struct ClosedNames(Arc<Mutex<Names>>);
 #[derive(Debug, Default)]
 struct Names {
     bridges: BTreeSet<String>,
-    /// None: not known yet, and those of an earlier run stay closed.
+    /// `None`: the names are not known yet, and interfaces that an earlier run closed stay closed.
     interfaces: Option<BTreeSet<String>>,
 }
 
 impl ClosedNames {
-    /// With these bridges, whose rules are in force then.
+    /// Puts the rules about these bridges in force.
     ///
     /// # Errors
     /// The kernel cannot close ports of bridges.
@@ -77,7 +78,7 @@ impl ClosedNames {
         names.install()
     }
 
-    /// Makes rules that are missing or changed. Gives what was, if anything.
+    /// Makes rules that are missing or changed. Gives what was wrong, if anything.
     pub(super) fn repair(&self) -> Result<Option<String>, NftablesError> {
         let names = self.0.lock();
         if names.interfaces.is_none() || names.is_empty() {

@@ -8,10 +8,10 @@ use dns_policy::{boot_time::BootTime, wall_time};
 use super::model::{Done, StillOpen};
 use crate::proxies::ProxyView;
 
-/// Most pairs that one report lists.
+/// Maximum pairs that one report lists.
 const LISTED: usize = 1000;
 
-/// How many addresses were forgotten, of `before`, and why if none was.
+/// How many of the `before` addresses were forgotten; if none was, also why.
 pub(super) fn forgot(pattern: Option<&str>, before: usize, after: usize) -> String {
     let gone = before.saturating_sub(after);
     match (before, gone, pattern) {

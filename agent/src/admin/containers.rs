@@ -15,7 +15,7 @@ use crate::{
     refusal::Refusal,
 };
 
-/// The longest that a container's start waits.
+/// The longest time that a container's start waits.
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// Pause between two looks at an agent that starts.
@@ -24,9 +24,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A container whose network is there, and whose program does not run yet.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Starting {
-    /// The runtime's id of it.
+    /// The runtime's id of the container.
     pub id: String,
-    /// Process that becomes its first one.
+    /// Process that becomes the container's first one.
     pub pid: u32,
     /// How long the hook waits for the answer, milliseconds.
     pub wait_ms: u64,
@@ -35,7 +35,7 @@ pub struct Starting {
 /// A container that may start.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct MayStart {
-    /// Keys of its endpoints; none if no document names it, or if it has no network.
+    /// Keys of its endpoints; empty if no document names it, or if it has no network.
     pub endpoints: Vec<String>,
 }
 

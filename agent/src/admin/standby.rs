@@ -1,4 +1,4 @@
-//! What the owner's admin interface knows of the standby beside it.
+//! What the owner's admin interface knows of the standby that waits on the same node.
 
 use std::{
     ffi::OsString,
@@ -19,13 +19,14 @@ pub(crate) const PATH: &str = "/v1/standby";
 /// An agent that waits for the owner's end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandbyView {
-    /// Its process id, in its own PID namespace.
+    /// The standby's process id, in its own PID namespace.
     pub pid: u32,
     /// Version of the waiting program.
     pub version: String,
-    /// Since when it waits, RFC 3339.
+    /// When the standby began to wait, RFC 3339.
     pub since: String,
-    /// Process id of the agent that owned the node then, as the standby sees it; none if it cannot see it.
+    /// Process id of the agent that owned the node at that time, as the standby sees it; `None` if it cannot see the
+    /// process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
 }
@@ -41,7 +42,7 @@ impl StandbyView {
         }
     }
 
-    /// The standby beside the owner with this admin socket, if one answers.
+    /// The standby of the owner with this admin socket, if it answers.
     pub(crate) async fn beside(admin_socket: &Path) -> Option<Self> {
         let client = Client::new(&socket(admin_socket));
         let answer = tokio::time::timeout(WITHIN, client.get(PATH)).await;

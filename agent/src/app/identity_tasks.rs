@@ -1,11 +1,11 @@
-//! Starts what makes and deletes CiliumIdentity objects.
+//! Starts the tasks that make and delete CiliumIdentity objects.
 
 use agent_cluster::{api::client::Api, health::ClusterHealth};
 
 use super::Rim;
 use crate::{config::Config, identities::view::Identities, runner::identity_feed::IdentityFeed};
 
-/// Starts the tasks, if numbers are those of the cluster.
+/// Starts the tasks, if the numbers of identities are those of the cluster.
 #[cfg(feature = "kubernetes")]
 pub(super) fn start(
     config: &Config,
@@ -30,7 +30,7 @@ pub(super) fn start(
     ))
 }
 
-/// Without a client there is no cluster.
+/// Without the client for the API server, the agent is in no cluster.
 #[cfg(not(feature = "kubernetes"))]
 pub(super) fn start(
     _config: &Config,

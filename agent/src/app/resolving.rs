@@ -36,7 +36,7 @@ pub(super) struct Started {
 }
 
 impl Resolving {
-    /// Without a resolver, the core's answers go nowhere.
+    /// Without a resolver, the answers that the core sends are dropped.
     pub(super) fn new(config: &Config) -> Self {
         let observations = Observations::default();
         let feed = ResolverFeed::default();
@@ -50,7 +50,7 @@ impl Resolving {
         Self { feed, observations }
     }
 
-    /// Starts it, if there is a place for its objects.
+    /// Starts the resolver, if there is a place for its objects.
     pub(super) fn start(self, config: &Config, rim: &Rim, api: Option<&Api>) -> Started {
         let Some(settings) = &config.resolver else {
             return Started::default();
@@ -73,7 +73,7 @@ impl Resolving {
         let filter = AddressFilter {
             ipv4: config.core.enable_ipv4,
             ipv6: config.core.enable_ipv6,
-            // The core never takes addresses of pods and Services for outside.
+            // Empty: the core never counts addresses of pods and Services as outside.
             left_out: Vec::new(),
         };
         let (tasks, stop) = (&rim.tasks, &rim.stop);
@@ -119,7 +119,7 @@ fn in_cluster(
     }
 }
 
-/// Without a client there is no cluster.
+/// Without the client for the API server, the agent is in no cluster.
 #[cfg(not(feature = "kubernetes"))]
 fn in_cluster(
     _api: &Api,

@@ -19,7 +19,7 @@ use crate::{
     listener::{Listener, Listeners},
 };
 
-/// Starts the built-in proxy with the rules of the last run; none if it is disabled.
+/// Starts the built-in proxy with the rules of the last run; `None` if it is disabled.
 pub(super) fn builtin(
     config: &Config,
     rim: &Rim,

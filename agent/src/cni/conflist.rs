@@ -1,7 +1,7 @@
-//! The node's CNI configuration with `holdfast-cni` as one more plugin. Pure.
+//! The node's CNI configuration with `holdfast-cni` as one more plugin. Nothing here reads or writes files.
 //!
-//! The first configuration of the directory, the base, stays as it is: ours is a copy of it in a file
-//! that sorts before it. It has the base's name, because plugins keep leases of addresses under it.
+//! The first configuration of the directory, the base, stays as it is: ours is a copy of it in a file that sorts
+//! before it. Ours has the base's name, because plugins keep leases of addresses under it.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 pub(super) const FILE: &str = "05-holdfast.conflist";
 /// `type` of our entry in a plugin list: the file name of the plugin.
 pub(super) const TYPE: &str = "holdfast-cni";
-/// The lowest version with which plugins get the result of the plugins before.
+/// The lowest CNI version in which a plugin gets the result of the plugins before it.
 const LOWEST: &str = "0.3.1";
 
 /// Why a base cannot be used.
@@ -25,7 +25,7 @@ pub(super) enum BaseError {
     Lacks(&'static str),
 }
 
-/// Names of configurations, as runtimes take them.
+/// Whether runtimes take a file of this name as a configuration.
 pub(super) fn is_config(name: &str) -> bool {
     let ending = Path::new(name)
         .extension()
@@ -96,8 +96,8 @@ fn list(base: &[u8]) -> Result<Map<String, Value>, BaseError> {
     Ok(list)
 }
 
-/// Entries of our file that neither we nor the base of that time put there: those before ours, and
-/// those behind it.
+/// Entries of our file that came neither from us nor from the base of that time: those before our entry, and those
+/// behind it.
 fn foreign(before: Option<&[u8]>, types: &BTreeSet<String>) -> (Vec<Value>, Vec<Value>) {
     let before: Option<Map<String, Value>> =
         before.and_then(|before| serde_json::from_slice(before).ok());
@@ -227,7 +227,7 @@ mod tests {
                 list["disableCheck"],
                 base_field(base_of(network), "disableCheck")
             );
-            // Made again from itself, it stays the same.
+            // If the configuration is made again from itself, it stays the same.
             assert_eq!(
                 made(base_of(network), Some(&list.to_string())),
                 list,

@@ -21,55 +21,54 @@ use crate::{
 /// The shortest and the longest pause between two looks at an endpoint.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-/// A pause is this part of the time waited so far, and so an ADD waits hardly longer than it has to.
+/// The time waited so far, divided by this, is the next pause: an ADD waits hardly longer than it has to.
 const PART: u32 = 8;
 
-/// Takes the pods of the plugin's requests.
+/// Puts the pods of the plugin's requests under policy.
 pub(crate) trait Enforcement: Clone + Send + Sync + 'static {
-    /// Begins to put a pod's interface under policy, and has it on disk then. May block.
+    /// Begins to put a pod's interface under policy. It is on disk when this returns. May block.
     ///
-    /// # Errors
-    /// The interface cannot be under policy, or not now.
+    /// # Errors The interface cannot be put under policy, or not yet.
     fn attach(&self, attachment: Attachment) -> Result<(), AttachError>;
 
     /// Key of an attachment.
     fn key_of(&self, id: &AttachmentId, netns: Option<&Path>) -> String;
 
-    /// How far the attachment of a key is.
+    /// How far the attachment with this key is under policy.
     fn standing(&self, key: &str) -> impl Future<Output = Result<PodStanding, CoreAway>> + Send;
 
-    /// Removes an attachment. Gives how many were there. May block.
+    /// Removes an attachment. Returns how many were there. May block.
     ///
     /// # Errors
     /// The list of pods could not be written.
     fn detach(&self, id: &AttachmentId) -> Result<usize, EndpointError>;
 
-    /// As [`Self::detach`], for one that the runtime removes, with its namespace.
+    /// As [`Self::detach`], if the runtime itself removes the attachment, whose namespace is `netns`.
     ///
     /// # Errors
     /// The list of pods could not be written.
     fn end(&self, id: &AttachmentId, netns: &Path) -> Result<usize, EndpointError>;
 
-    /// Removes the attachments that are not in `valid`. Gives their number. May block.
+    /// Removes the attachments that are not in `valid`. Returns their number. May block.
     ///
     /// # Errors
     /// The list of pods could not be written.
     fn detach_others(&self, valid: &BTreeSet<AttachmentId>) -> Result<usize, EndpointError>;
 
-    /// Waits until what was removed is out of force.
+    /// Waits until removed attachments are out of force.
     fn settle(&self) -> impl Future<Output = Result<(), CoreAway>> + Send;
 }
 
 /// How far a pod is on its way under policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PodStanding {
-    /// It is not known.
+    /// The pod is not known.
     Absent,
-    /// It cannot be taken now, and why.
+    /// The pod cannot be put under policy now; with the reason.
     Waiting(String),
-    /// Something of it is not in force; with the reason, if a step failed.
+    /// A part of its policy is not in force; with the reason, if a step failed.
     Incomplete(Option<String>),
-    /// All of it is; with the number of its endpoint, if it has one.
+    /// All of its policy is in force; with the number of its endpoint, if it has one.
     InForce(Option<EndpointId>),
 }
 
@@ -99,7 +98,7 @@ pub(crate) async fn in_force<E: Enforcement>(
                 "the agent has not received all policies and endpoints yet, see `status`".to_owned()
             }
             Ok(PodStanding::Absent) => "its interface was removed meanwhile".to_owned(),
-            // Many pods that start at the same time keep it busy.
+            // Many pods that start at the same time keep the core busy.
             Err(slow @ CoreAway::Slow) => slow.to_string(),
             Err(away) => return Err(away.into()),
         };

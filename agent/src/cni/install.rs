@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use super::conflist::{self, BaseError, FILE};
 use crate::watched_dir::WatchedDir;
 
-/// Before the next attempt, if the directory cannot be read or written.
+/// Pause before the next attempt, if the directory cannot be read or written.
 const AGAIN: Duration = Duration::from_secs(5);
 const PLUGIN: &str = "holdfast-cni";
 
-/// Where the plugin and its configuration go.
+/// Directories of the plugin and of its configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct CniPlaces {
     /// Directory of CNI configurations (`--cni-conf-dir`); `None` = none is written.
@@ -44,7 +44,7 @@ enum Place {
     #[default]
     Awaited,
     There,
-    /// Why it may not be there.
+    /// Why the plugin may not be in place.
     Failed(String),
 }
 
@@ -60,7 +60,7 @@ impl CniCondition {
     /// Waits until the plugin and its configuration are in place.
     pub(crate) async fn in_place(&self) {
         let mut place = self.0.subscribe();
-        // The sender is this condition's own.
+        // Waiting cannot fail: `self` holds the sender.
         let _there = place.wait_for(|place| *place == Place::There).await;
     }
 
@@ -140,7 +140,7 @@ impl CniPlaces {
     }
 
     fn install(&self) -> Result<(), InstallError> {
-        // The plugin first: a configuration that names a missing plugin starts no pod.
+        // The plugin first: with a configuration that names a missing plugin, no pod starts.
         if let Some(dir) = &self.bin_dir {
             install_plugin(dir)?;
         }
@@ -156,7 +156,7 @@ fn failed(flag: &'static str, path: &Path) -> impl FnOnce(io::Error) -> InstallE
     move |source| InstallError::Io { path, flag, source }
 }
 
-/// Copies the plugin from the directory of this program, if it is another one than there is.
+/// Copies the plugin from the directory of this program, unless the same one is there already.
 fn install_plugin(dir: &Path) -> Result<(), InstallError> {
     let failed = |path: &Path| failed("--cni-bin-dir", path);
     let own = std::env::current_exe().map_err(failed(Path::new("/proc/self/exe")))?;
@@ -166,8 +166,8 @@ fn install_plugin(dir: &Path) -> Result<(), InstallError> {
     if regular_file::read(&to).is_ok_and(|present| present == wanted) {
         return Ok(());
     }
-    // Runtimes may start it at any time: it is whole under its name. Directories of plugins are not
-    // read for names, so the temporary name does no harm.
+    // Runtimes may start the plugin at any time, so it gets its name only when it is whole. No runtime lists this
+    // directory, so the temporary name does no harm.
     let temporary = dir.join(format!(".{PLUGIN}.new"));
     let written = (|| {
         fs::write(&temporary, &wanted)?;
@@ -205,8 +205,8 @@ fn write_list(dir: &Path, socket: &Path) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// Takes our configuration away; the plugin stays, because pods that were made with it name it when
-/// they end. Gives whether it was there.
+/// Removes our configuration. The plugin stays, because the runtime calls it when pods end that were made with it.
+/// Returns whether the configuration was there.
 ///
 /// # Errors
 /// The file could not be removed.

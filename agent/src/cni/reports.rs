@@ -18,12 +18,12 @@ pub(crate) struct PluginReports {
 }
 
 impl PluginReports {
-    /// The plugin's configuration has so many namespaces that start without the agent.
+    /// Records how many namespaces start without the agent, by the plugin's configuration.
     pub(super) fn note_fail_open(&self, namespaces: usize) {
         self.fail_open.store(namespaces, Relaxed);
     }
 
-    /// Namespaces that start without the agent, as of the last ADD.
+    /// Number of namespaces that start without the agent, as of the last ADD.
     pub(crate) fn fail_open(&self) -> usize {
         self.fail_open.load(Relaxed)
     }

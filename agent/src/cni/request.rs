@@ -31,7 +31,7 @@ pub(super) enum CniRequest {
         #[serde(default)]
         fail_open_namespaces: usize,
     },
-    /// A pod's interface is about to go.
+    /// A pod's interface is about to be removed.
     #[serde(rename = "DEL")]
     Delete {
         /// The runtime's name of the pod's sandbox.
@@ -54,7 +54,7 @@ pub(super) enum CniRequest {
     /// Interfaces that are not in the list are gone.
     #[serde(rename = "GC")]
     Collect {
-        /// All that the runtime has.
+        /// All interfaces that the runtime has.
         valid: Vec<Valid>,
     },
 }
@@ -72,7 +72,7 @@ pub(super) struct Valid {
 mod tests {
     use super::*;
 
-    /// As the plugin writes them; its own tests have the same texts.
+    /// The texts are those that the plugin writes; its own tests have them too.
     #[test]
     fn the_plugins_requests_are_read() {
         let add = r#"{"command":"ADD","containerId":"2d1a","netns":"/var/run/netns/cni-5503",

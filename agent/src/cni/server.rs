@@ -1,8 +1,7 @@
 //! Requests to the socket of the CNI plugin.
 //!
-//! An ADD is answered once the pod is under policy: its labels are known, and what a restart needs is on
-//! disk, and its policy and its addresses are in force. Until then the container runtime does not start
-//! it.
+//! An ADD is answered once the pod is under policy: its labels are known, what a restart needs is on disk, and its
+//! policy and its addresses are in force. Until then the container runtime does not start the pod.
 
 use std::{
     collections::BTreeSet,
@@ -36,11 +35,11 @@ use crate::{
     refusal::{self, Refusal},
 };
 
-/// Bytes of a request at most: a list of all attachments of a node.
+/// Maximum bytes of a request. The longest one lists all attachments of a node.
 const BODY: usize = 1 << 20;
 /// The longest that an ADD waits.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Interfaces that are looked up at the same time.
+/// Maximum interfaces that are looked up at the same time.
 const LOOKUPS: usize = 4;
 /// Answers requests on the CNI plugin's socket.
 #[derive(Clone)]
@@ -105,7 +104,7 @@ impl<E: Enforcement> CniServer<E> {
         refusal::answer(endpoint.map(|id| body(id).into_bytes()))
     }
 
-    /// Gives the number of the endpoint, if the enforcement has numbers.
+    /// Returns the number of the endpoint, if the enforcement has numbers.
     async fn route(&self, request: Request<Incoming>) -> Result<Option<EndpointId>, Refusal> {
         if request.uri().path() != "/v1/cni" {
             let reason = "this socket answers to /v1/cni only: is the plugin of the same release?";
@@ -173,7 +172,7 @@ impl<E: Enforcement> CniServer<E> {
             let attached =
                 attached.inspect_err(|_| self.reports.failures.inc(AddFailure::Agent))?;
             match attached {
-                // The last look has time enough to give its reason.
+                // After the last look there is still time to answer with its reason.
                 Err(error)
                     if error.is_awaited() && Instant::now() + pause_after(begin) * 2 < deadline =>
                 {
@@ -205,14 +204,14 @@ impl<E: Enforcement> CniServer<E> {
                     "the pod is not under policy and does not start"
                 );
                 self.reports.failures.inc(AddFailure::Policy);
-                // The runtime removes it as well, if it can.
+                // The runtime removes the pod as well, if it can.
                 let _removed = self.remove(attachment.id).await;
                 Err(refusal)
             }
         }
     }
 
-    /// A look-up that hangs keeps its turn, and the runtime gets an answer all the same.
+    /// A look-up that hangs keeps its permit, but the runtime gets an answer.
     async fn attach(
         &self,
         attachment: Attachment,
@@ -275,7 +274,7 @@ impl<E: Enforcement> CniServer<E> {
         self.change(move || enforcement.detach_others(&valid)).await
     }
 
-    /// Removes pods, and waits until that is carried out.
+    /// Removes pods, and waits until the removal is carried out.
     async fn change(
         &self,
         change: impl FnOnce() -> Result<usize, EndpointError> + Send + 'static,

@@ -10,7 +10,7 @@ use agent_core::{
     },
 };
 
-/// Ports of schemes whose URLs may be without one.
+/// Default ports of URL schemes.
 const PORTS_OF_SCHEMES: [(&str, u16); 4] = [("https", 443), ("http", 80), ("wss", 443), ("ws", 80)];
 const TCP: u8 = 6;
 
@@ -63,7 +63,7 @@ fn of_url(text: &str, scheme: &str, rest: &str) -> Result<Destination, Destinati
     let host = authority
         .rsplit_once('@')
         .map_or(authority, |(_, host)| host);
-    // The colon before an empty port may stand.
+    // A URL may end its authority with a colon and no port.
     let mut found = host_and_port(host.strip_suffix(':').unwrap_or(host))?;
     if found.host.is_empty() {
         return Err(DestinationError::NoHost(text.to_owned()));
@@ -177,7 +177,7 @@ fn is_destination(text: &str) -> bool {
     has_port && !text.contains(['=', ',']) && text.parse::<IpAddr>().is_err()
 }
 
-/// Whether it may be one: sources of labels are words.
+/// Whether the text may be meant as a label: the source of a label is a word, without dots and slashes.
 fn is_label(label: &Label) -> bool {
     !label.source().contains(['.', '/'])
 }

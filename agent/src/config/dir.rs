@@ -26,7 +26,7 @@ pub struct Parsed {
     pub ignored: Vec<String>,
 }
 
-/// Why there is no command line. Exit code 2.
+/// Why there is no usable command line.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     /// Wrong usage, or a request for help.
@@ -77,7 +77,7 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Parsed, ParseEr
     })
 }
 
-/// The command of these words with its arguments, if the line has it.
+/// The command that these words name, with its arguments, if the line has it.
 fn chosen<'a>(
     program: &'a ClapCommand,
     matches: &'a ArgMatches,

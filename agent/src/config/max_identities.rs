@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// `--tofqdns-max-identities`: none = no limit.
+/// `--tofqdns-max-identities`: `None` = no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxIdentities(pub Option<usize>);
 

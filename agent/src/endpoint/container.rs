@@ -60,7 +60,7 @@ impl Containers {
         }
     }
 
-    /// The first process of a container; gone if it does not run.
+    /// The first process of a container; `Gone` if the container does not run.
     pub(crate) fn process(&mut self, name: &ContainerName) -> Lookup<u32> {
         let names = match name.runtime() {
             Runtime::Podman => &mut self.podman,
@@ -87,7 +87,8 @@ impl Containers {
         found.map(|process| process.pid)
     }
 
-    /// Whether podman may give this id to a container with a name. Those of `podman build` have another kind of id.
+    /// Whether podman may give this id to a container with a name. Containers of `podman build` have another kind of
+    /// id.
     pub fn may_have_name(id: &str) -> bool {
         id.len() == ID && id.bytes().all(|byte| byte.is_ascii_hexdigit())
     }
@@ -98,9 +99,9 @@ impl Containers {
         Ok(name.and_then(|name| ContainerName::new(Runtime::Podman, name)))
     }
 
-    /// A container starts with this process, before its runtime has a state of it.
+    /// Records the first process of a container that starts and of which its runtime has no state yet.
     pub(crate) fn starts(&mut self, id: &str, process: Process) {
-        // Containers that were removed are not looked for any more.
+        // Forgets containers that have ended.
         self.processes
             .retain(|_, process| !process.runs().is_gone());
         self.processes.insert(id.to_owned(), process);

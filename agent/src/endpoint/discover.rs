@@ -1,6 +1,6 @@
 //! From "interface eth0 of network namespace pod1" to what the datapath needs.
 //!
-//! A thread of its own asks rtnetlink about the pod's namespace and about this one. It stays in this one.
+//! A thread of its own asks rtnetlink about the pod's namespace and about this one. It never enters the pod's.
 
 mod addresses;
 mod attributes;
@@ -56,7 +56,7 @@ pub enum Netns {
     /// The namespace of a container.
     Container {
         name: ContainerName,
-        /// Its process; none = it does not run.
+        /// Its first process; `None` = the container does not run.
         process: Option<u32>,
     },
     /// The namespace behind an interface of this host, by the name of that interface.
@@ -64,7 +64,7 @@ pub enum Netns {
 }
 
 impl Netns {
-    /// Its file.
+    /// The file of the namespace.
     pub fn path(&self) -> PathBuf {
         match self {
             Self::Name(name) => Path::new(NETNS_DIR).join(name),
@@ -101,7 +101,7 @@ pub(crate) struct Discovered {
     pub present: Vec<IpAddr>,
     /// Further interfaces of the pod that lead to another namespace.
     pub others: Vec<String>,
-    /// What the host side is a port of, if that is not a bridge of the kernel.
+    /// Name of the interface that the host side is a port of, if that is not a bridge of the kernel.
     pub foreign_master: Option<String>,
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn addresses_in(netns: &Netns, ifname: &str) -> Result<Vec<IpAddr>, D
     })
 }
 
-/// Runs `work` with what reads `netns`, on a thread that ends with it.
+/// Runs `work` with a reader of `netns`, on a thread that ends with it.
 fn look_inside<T: Send + 'static>(
     netns: &Netns,
     work: impl AsyncFnOnce(Inside) -> Result<T, DiscoverError> + Send + 'static,
@@ -201,7 +201,7 @@ fn on_thread<T: Send + 'static>(
 #[derive(Clone, Copy)]
 enum Checks {
     Usual,
-    /// It refuses what it would ignore otherwise.
+    /// The kernel refuses what it would otherwise ignore.
     Strict,
 }
 

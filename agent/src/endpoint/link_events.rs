@@ -31,11 +31,11 @@ const SUBSCRIPTION: Subscription = Subscription {
     instead: "the agent polls for new pods",
 };
 
-/// Tells that interfaces or routes changed.
+/// Wakes a task when interfaces or routes changed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkEvents(NetlinkEvents);
 
-/// What of an interface decides where a pod is.
+/// The properties of an interface that decide where a pod is.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Shape {
     name: Option<String>,
@@ -76,8 +76,8 @@ impl LinkEvents {
     }
 }
 
-/// Whether a message is about more than the state of an interface: a pod changes the state of its
-/// own as often as it likes, and the node's end follows.
+/// Whether a message is about more than the state of an interface. A pod changes the state of its own interface as
+/// often as it likes, and the node's end changes with it.
 fn changes(known: &mut HashMap<u32, Shape>, message: NetlinkMessage<RouteNetlinkMessage>) -> bool {
     match message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
@@ -88,7 +88,7 @@ fn changes(known: &mut HashMap<u32, Shape>, message: NetlinkMessage<RouteNetlink
             changed
         }
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
-            // A port that leaves its bridge is reported like this, too, and stays.
+            // A port that leaves its bridge is reported like this too, although the interface stays.
             known.remove(&link.header.index);
             true
         }

@@ -71,7 +71,7 @@ pub struct Unresolved {
     pub reason: String,
 }
 
-/// How often the first listing reads all documents, while a document has an error that may pass.
+/// How often the first listing reads all documents, while a document has an error that may go away by itself.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -140,11 +140,11 @@ struct LastListing {
 /// Documents about which more is known than their text.
 #[derive(Default)]
 struct Marks {
-    /// To resolve again although their interface is still there.
+    /// Documents to resolve again although their interface is still there.
     stale: BTreeSet<String>,
-    /// Written again: the addresses that the pod has now may count.
+    /// Documents that were written again: the addresses that the pod has now may count.
     rewritten: BTreeSet<String>,
-    /// They name a process by number, and their interface is gone.
+    /// Documents that name a process by number, and whose interface is gone.
     ended: BTreeSet<String>,
 }
 
@@ -153,14 +153,14 @@ struct Marks {
 struct Problems {
     unresolved: BTreeMap<String, String>,
     retries: Retries,
-    /// The last look failed for a reason that may pass.
+    /// The last look failed for a reason that may go away by itself.
     passing: bool,
 }
 
 /// An endpoint that was found, and whether the core has it.
 struct Found {
     spec: EndpointSpec,
-    /// The namespace that its document named then; none = not known.
+    /// The namespace that its document named when it was found; `None` = not known.
     namespace: Option<NamespaceId>,
     delivered: bool,
     /// Another document has this interface now.
@@ -168,10 +168,9 @@ struct Found {
 }
 
 impl EndpointBook {
-    /// The book of a directory and of the list of endpoints added by command, which is
-    /// read here. `restored` are the endpoints of the last run on this boot. `gate` closes
-    /// interfaces; none = there is no kernel. `deliver` gets the events; it may block while the
-    /// core is busy.
+    /// The book of a directory and of the list of endpoints added by command, which is read here. `restored` are the
+    /// endpoints of the last run on this boot. `gate` closes interfaces; `None` = none can be closed. `deliver` gets
+    /// the events; it may block while the core is busy.
     pub fn open(
         dir: Option<PathBuf>,
         file: CliFile,
@@ -370,7 +369,7 @@ impl EndpointBook {
         Ok(spec)
     }
 
-    /// Removes one that was added by command.
+    /// Removes an endpoint that was added by command.
     pub fn remove(&self, key: &str) -> Result<(), EndpointError> {
         let mut state = self.state.lock();
         if !cli::is_key(key) || state.documents.remove(key).is_none() {
@@ -401,7 +400,7 @@ impl EndpointBook {
         names.collect()
     }
 
-    /// What is not in force.
+    /// Documents that are not in force, and why.
     pub fn unresolved(&self) -> Vec<Unresolved> {
         let state = self.state.lock();
         let unresolved = state.problems.unresolved.iter();
@@ -456,8 +455,7 @@ impl State {
         }
     }
 
-    /// Another endpoint that has this interface. One whose document is to be resolved again does
-    /// not count.
+    /// Another endpoint that has this interface. An endpoint whose document is to be resolved again does not count.
     fn other_with(&self, ifindex: u32, key: &str) -> Option<String> {
         let mut others = self.found.iter().filter(|(other, found)| {
             found.spec.interface.ifindex == ifindex

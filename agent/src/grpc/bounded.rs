@@ -1,7 +1,7 @@
 //! Connections of proxies: bounded in number, and in time while they have no request.
 //!
-//! One that has to give way, or is idle for too long, fails at its next read or write: the server
-//! then drops it.
+//! A connection that has to give way, or is idle for too long, fails at its next read or write: the server then drops
+//! it.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ use tonic::transport::server::Connected;
 struct Times {
     /// From the accept to the first request.
     first: Duration,
-    /// Between two; a stream is one for as long as it lasts.
+    /// Between two requests. A stream is one request for as long as it lasts.
     idle: Duration,
 }
 
@@ -35,19 +35,19 @@ const TIMES: Times = Times {
     idle: Duration::from_secs(60),
 };
 
-/// Connections of a socket at once, unless the agent's limits say otherwise.
+/// Maximum connections of a socket, unless the agent's limits say otherwise.
 pub(super) const CONNECTIONS: usize = 256;
 
-/// A connection with a place, and its data for requests.
+/// A connection that counts against the limit, with the data for its requests.
 pub(crate) struct Bounded<S, I> {
     stream: S,
     info: I,
     activity: Activity,
     idle: Duration,
-    /// The next look whether there was a request.
+    /// The next check whether there was a request.
     look: Pin<Box<Sleep>>,
     gives_way: Pin<Box<WaitForCancellationFutureOwned>>,
-    /// Its place, until it is dropped.
+    /// Counts the connection against the limit until it is dropped.
     _guest: Guest<Peer>,
 }
 
@@ -68,7 +68,7 @@ impl<S, I> Bounded<S, I> {
         }
     }
 
-    /// Why the connection ends now, if it does. Otherwise the task is woken when it may.
+    /// Why the connection ends now, if it does. Otherwise the task is woken when it may have to end.
     fn end(&mut self, context: &mut Context<'_>) -> Result<(), io::Error> {
         if self.gives_way.as_mut().poll(context).is_ready() {
             return Err(io::Error::new(

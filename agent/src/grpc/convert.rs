@@ -1,4 +1,4 @@
-//! Between generated messages and values.
+//! Conversions between generated messages and the agent's own types.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,7 +17,7 @@ use fqdn_proto::native::{
 };
 use shared_maps::EndpointId;
 
-/// A state directory; a device and an inode of 0 are none.
+/// Reads a state directory. A device and an inode of 0 mean that they are not known.
 pub(super) fn state_dir(message: fqdn_proto::native::StateDir) -> StateDir {
     let inode = (message.device, message.inode);
     StateDir {
@@ -26,7 +26,7 @@ pub(super) fn state_dir(message: fqdn_proto::native::StateDir) -> StateDir {
     }
 }
 
-/// The same for the other side.
+/// Makes the message for a state directory.
 pub(super) fn to_state_dir(dir: &StateDir) -> fqdn_proto::native::StateDir {
     let (device, inode) = dir.inode.unwrap_or_default();
     fqdn_proto::native::StateDir {
@@ -134,7 +134,7 @@ pub fn endpoint_rules(endpoint: EndpointId, rules: &EndpointRules) -> EndpointDn
     }
 }
 
-/// `None` for a rule that the message cannot say without allowing more than it does.
+/// `None` for a rule that the message cannot express without allowing more than the rule does.
 fn selector_rule(rule: &SelectorRule) -> Option<DnsSelectorRule> {
     let (any_server, server_identities) = match &rule.servers {
         Servers::Any => (true, Vec::new()),

@@ -52,14 +52,14 @@ const PACE: Duration = Duration::from_secs(1);
 const PING: Duration = Duration::from_secs(5);
 /// Receive limit of the client (grpc-go), bytes, less some room.
 const LIMIT: usize = (4 << 20) - 1024;
-/// Largest message of a client: the answer with most addresses, as text.
+/// Largest message of a client, bytes: an answer with the most addresses, as text.
 const MAX_REQUEST: usize = 1 << 20;
-/// Requests of one connection at a time.
+/// Maximum requests of one connection at a time.
 const MAX_STREAMS: u32 = 256;
-/// Accepted connections that may wait for the gRPC server.
+/// Maximum accepted connections that wait for the gRPC server.
 const ACCEPTED: usize = 16;
-/// How often rules and directory are read for one snapshot, if changes come between the two reads.
-/// The last pair is sent although its rules and its directory may differ by a change.
+/// How often rules and directory are read for one snapshot, at most: changes may come between the two reads. The last
+/// pair is sent although the directory may be one change ahead of the rules, or behind.
 const TRIES: usize = 2;
 /// How many directories are read in the time between two snapshots. All streams share them.
 const DIRECTORIES: u32 = 2;
@@ -189,7 +189,7 @@ impl FqdnDataService {
                     return;
                 }
                 view.sent(table.revision);
-                // Its answer proves receipt only; without one nothing more is sent.
+                // The client's answer proves receipt only. Without it, no further snapshot is sent.
                 let ack = tokio::select! {
                     ack = acks.message() => ack,
                     () = self.stop.cancelled() => return,
@@ -236,7 +236,7 @@ impl FqdnDataService {
         }
     }
 
-    /// The next snapshot; none if it is the same as `sent`, or larger than the limit.
+    /// The next snapshot; `None` if it is the same as `sent`, or larger than the limit.
     fn snapshot(
         &self,
         table: &RulesTable,
@@ -309,7 +309,7 @@ async fn accept(listener: TcpListener, guests: Guests<Who>, sender: mpsc::Sender
         |error: io::Error| tracing::warn!(%error, "cannot accept a connection of FQDNData");
     loop {
         let (stream, from) = guests.accept(|| listener.accept(), failed).await;
-        // Answers wait for each small message of these connections.
+        // DNS answers wait for each small message of these connections.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended before it was served");
             continue;

@@ -1,7 +1,7 @@
-//! Which processes hold leases, and that those of a process that ended are over.
+//! Follows the processes that hold leases, and ends the leases of a process that has ended.
 //!
-//! A mapping stream that ends says nothing about the process behind it: it may go on answering
-//! under the leases that it has. The end of the process does, which its pidfd shows.
+//! The end of a mapping stream says nothing about the process behind it: it may go on answering under the leases that
+//! it has. The agent sees the end of the process through its pidfd.
 
 use std::{
     collections::VecDeque,
@@ -17,12 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::runner::CoreHandle;
 
-/// Processes followed at once, each with a descriptor. Leases of others last to their end, an hour at
-/// most.
+/// Maximum processes that are followed at once, each with a descriptor. Leases of other processes last until they
+/// expire, an hour at most.
 pub(crate) const MAX_PROCESSES: usize = 256;
-/// Streams remembered of one process; the oldest are forgotten.
+/// Maximum streams that are remembered of one process; the oldest are forgotten.
 const MAX_STREAMS: usize = 256;
-/// Between two looks for processes that have ended.
+/// Pause between two looks for processes that have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The processes that are followed. Clones share them.
@@ -44,8 +44,8 @@ impl Holders {
             return;
         }
         let mut followed = self.0.lock();
-        // No other process has the number of one that lives. Every process of a pid namespace
-        // that this one does not see has the number 0, and is followed by itself.
+        // No two live processes have one number. But every process in a PID namespace that is not visible here has
+        // the number 0, so each of them is followed by itself.
         let known = followed
             .iter_mut()
             .find(|known| pid > 0 && known.pid == pid && !has_ended(&known.process));

@@ -39,10 +39,10 @@ pub enum SocketError {
     },
 }
 
-/// Users that may connect to a socket.
+/// Which users may connect to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// Group that may, beside root and the agent's own user.
+    /// Group whose members may connect, besides root and the agent's own user.
     pub group: Option<u32>,
 }
 
@@ -57,8 +57,7 @@ pub(crate) fn bind_some(path: Option<PathBuf>) -> Result<Option<UnixListener>, S
     path.map(|path| bind(&path, None)).transpose()
 }
 
-/// Binds a unix socket of mode 0660 in a directory of mode 0750, in place of
-/// one without a listening process.
+/// Binds a unix socket of mode 0660 in a directory of mode 0750. Replaces a socket on which no process listens.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
     let failed = |path: &Path, call| {
         let path = path.to_owned();
@@ -105,9 +104,9 @@ pub struct Peer {
     /// Process id from `SO_PEERCRED`: 0 if the process is in a PID namespace that this one does not
     /// see. `None` = unknown.
     pub pid: Option<i32>,
-    /// The same, as a descriptor that is readable once it ended.
+    /// The same process, as a descriptor that is readable once the process has ended.
     pub process: Option<Arc<OwnedFd>>,
-    /// The peer that limits count it for.
+    /// The peer to which limits count its connections.
     pub who: Who,
     /// Whether its connection has requests.
     pub activity: Activity,
@@ -116,13 +115,13 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Number of its process. The kernel gives 0 for a process of a pid namespace that this one does
-    /// not see (unix(7), SO_PEERCRED).
+    /// Id of its process. The kernel gives 0 for a process of a pid namespace that this one does not see (unix(7),
+    /// SO_PEERCRED).
     pub fn visible_pid(&self) -> Option<i32> {
         self.pid.filter(|pid| *pid > 0)
     }
 
-    /// Name it gave in its Hello, or `pid-N`.
+    /// Name that the peer gave in its Hello, or `pid-N`.
     pub fn instance(&self) -> String {
         match (self.instance.get(), self.visible_pid()) {
             (Some(name), _) => name.clone(),
@@ -131,20 +130,20 @@ impl Peer {
         }
     }
 
-    /// Takes the name from its Hello; the first one counts.
+    /// Takes the name from the peer's Hello; the first one counts.
     pub fn named(&self, instance: &str) {
         if !instance.is_empty() {
             let _kept = self.instance.set(shown(instance, 64));
         }
     }
 
-    /// Takes the directory from its Hello, which is not the agent's; the first one counts.
+    /// Takes the state directory from the peer's Hello, if that is not the agent's; the first one counts.
     pub(super) fn has_state_dir(&self, dir: &Path) {
         let text = shown(&dir.to_string_lossy(), 256);
         let _kept = self.other_state_dir.set(text);
     }
 
-    /// Its state directory, if it is not the agent's.
+    /// The peer's state directory, if it is not the agent's.
     pub(super) fn other_state_dir(&self) -> Option<&str> {
         self.other_state_dir.get().map(String::as_str)
     }
@@ -158,10 +157,10 @@ fn shown(text: &str, length: usize) -> String {
         .collect()
 }
 
-/// A connection of a proxy, with a place.
+/// A connection of a proxy that counts against the limit.
 pub(super) type ProxyConnection = Bounded<LinkStream, Peer>;
 
-/// A connection whose peer may be served, which is not served yet.
+/// A connection whose peer may be served, before it counts against the limit.
 #[derive(Debug)]
 pub(super) struct Checked {
     stream: UnixStream,
@@ -184,7 +183,7 @@ impl Checked {
                 ),
             ));
         }
-        // Without it the end of the process is not seen.
+        // Without the descriptor, the end of the process is not seen.
         let process = process_of(&stream);
         Ok(Self {
             who: Who::named(&stream, process.as_ref()),

@@ -15,7 +15,7 @@ use tonic::{Status, Streaming};
 use super::convert;
 use crate::proxies::{RulesDelta, RulesTable, StreamGuard};
 
-/// Encoded rules per message at most, bytes.
+/// Maximum size of the encoded rules in a message, bytes.
 pub(super) const CHUNK: usize = 1 << 20;
 
 pub(super) type Updates = mpsc::Sender<Result<DnsRulesUpdate, Status>>;
@@ -110,7 +110,7 @@ fn messages(epoch: &Epoch, sent: Option<&RulesTable>, now: &RulesTable) -> Vec<D
     }
 }
 
-/// At least one chunk for a delta; for a snapshot none if there is nothing.
+/// The rules in chunks. A delta has at least one chunk; a snapshot without rules has none.
 fn chunks(delta: &RulesDelta, snapshot: bool) -> Vec<EndpointRulesChunk> {
     let mut chunks = Vec::new();
     let mut current = EndpointRulesChunk {

@@ -30,16 +30,16 @@ use crate::{
     runner::CoreHandle,
 };
 
-/// Messages between a stream's task and HTTP/2: the next is made when one left.
+/// Maximum messages between a stream's task and HTTP/2. Once that many wait, the next is made when one has left.
 const IN_FLIGHT: usize = 4;
-/// Connections waiting to be taken over by the server.
+/// Maximum connections that wait for the server.
 const ACCEPTED: usize = 16;
-/// Requests of one connection at a time. A proxy has two streams, and a request now and then.
+/// Maximum requests of one connection at a time. A proxy has two streams, and a request now and then.
 const REQUESTS: u32 = 256;
 /// A proxy that does not answer a ping for this long is gone.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the service tells about this agent.
+/// What the service reports about this agent.
 #[derive(Clone, Debug)]
 pub struct About {
     pub epoch: Epoch,
@@ -64,7 +64,7 @@ pub struct Native {
 }
 
 impl Native {
-    /// With what it serves from; its tasks run on `tasks` until `stop`.
+    /// Makes the service; its tasks run on `tasks` until `stop`.
     pub fn new(
         about: About,
         core: CoreHandle,

@@ -23,8 +23,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    objects::{Deleted, Objects},
-    task::explain,
+    objects::{Deleted, Objects, Store as _},
+    obstacles::{concerns_all, explain},
+    operator::{OperatorSight, Verdict},
+    resting::{RESTING, Resting},
+    task::LEASE,
     unused::Unused,
     view::Identities,
 };
@@ -65,6 +68,25 @@ struct Hold {
     retry: Backoff,
 }
 
+/// What the agent that leads has to know.
+#[derive(Debug)]
+struct Watched {
+    unused: Unused,
+    /// None: it was not read since this agent leads.
+    resting: Option<Resting>,
+    operator: OperatorSight,
+}
+
+impl Watched {
+    fn new() -> Self {
+        Self {
+            unused: Unused::default(),
+            resting: None,
+            operator: OperatorSight::new(),
+        }
+    }
+}
+
 impl Leader {
     /// Seeks the Lease until `stop`, then gives it back.
     pub(super) async fn run(self, stop: CancellationToken) {
@@ -82,7 +104,7 @@ impl Leader {
     async fn lead(&self, hold: &mut Hold) {
         let duration = self.lease.terms.duration;
         let look = LOOK.min(self.unused_for / 4);
-        let mut unused = Unused::default();
+        let mut watched = Watched::new();
         let mut request_at = Instant::now() + random(duration / PARTS);
         loop {
             let now = Instant::now();
@@ -92,10 +114,10 @@ impl Leader {
             let leads = self.leads(hold);
             self.show(leads);
             let next = if leads {
-                self.look(hold, &mut unused).await;
+                self.look(hold, &mut watched).await;
                 request_at.min(Instant::now() + look)
             } else {
-                unused.forget();
+                watched = Watched::new();
                 request_at
             };
             tokio::time::sleep_until(next.into()).await;
@@ -152,10 +174,11 @@ impl Leader {
     }
 
     /// Looks once at all objects.
-    async fn look(&self, hold: &Hold, unused: &mut Unused) {
+    async fn look(&self, hold: &Hold, watched: &mut Watched) {
         let Ok(found) = self.core.inspect(Core::identities_in_use).await else {
             return;
         };
+        let unused = &mut watched.unused;
         if !found.is_synced || !self.is_current() {
             // Which pods there are is not known: no time counts.
             unused.forget();
@@ -171,7 +194,49 @@ impl Leader {
             differs
         });
         let due = unused.look(found.unused, self.unused_for, now);
-        for object in due.into_iter().take(DELETES) {
+        let due = self.announce(due, watched).await;
+        match due {
+            Ok(due) => self.delete_all(hold, due, &mut watched.unused).await,
+            Err(error) => {
+                let problem = format!("the Lease {LEASE}: {}", explain(&error));
+                self.shared.change(|view| view.lead_problem = Some(problem));
+            }
+        }
+    }
+
+    /// Writes to the Lease that the numbers rest, before their objects are deleted: agents that start later do not
+    /// see the deletion. Gives the objects that may be deleted now.
+    async fn announce(
+        &self,
+        mut due: Vec<UnusedIdentity>,
+        watched: &mut Watched,
+    ) -> Result<Vec<UnusedIdentity>, RequestError> {
+        if due.is_empty() || watched.operator.look(&self.objects).await != Verdict::None {
+            return Ok(Vec::new());
+        }
+        let mut resting = match watched.resting.take() {
+            Some(resting) => resting,
+            None => {
+                let lease = self.objects.lease(&self.lease.namespace, LEASE).await?;
+                let mut resting = Resting::default();
+                resting.take(lease.as_ref(), Instant::now());
+                resting
+            }
+        };
+        let now = Instant::now();
+        due.truncate(resting.room(now).min(DELETES));
+        due.iter().for_each(|object| resting.add(object.id, now));
+        let text = resting.text();
+        watched.resting = Some(resting);
+        if due.is_empty() {
+            return Ok(due);
+        }
+        let is_written = self.lease.annotate(RESTING, &text).await?;
+        Ok(if is_written { due } else { Vec::new() })
+    }
+
+    async fn delete_all(&self, hold: &Hold, due: Vec<UnusedIdentity>, unused: &mut Unused) {
+        for object in due {
             if !self.leads(hold) || !self.is_current() {
                 return;
             }
@@ -190,7 +255,10 @@ impl Leader {
                     let problem =
                         format!("CiliumIdentity {}: delete: {}", object.id, explain(&error));
                     self.shared.change(|view| view.lead_problem = Some(problem));
-                    return;
+                    if concerns_all(&error) {
+                        return;
+                    }
+                    unused.keep(object.id, Instant::now());
                 }
             }
         }
@@ -198,12 +266,9 @@ impl Leader {
 
     /// Deletes an object, unless a pod came since the look.
     async fn delete(&self, object: &UnusedIdentity) -> Result<Deleted, RequestError> {
-        let labels = object.labels.clone();
-        let is_used = self
-            .core
-            .inspect(move |core| core.uses_labels(&labels))
-            .await;
-        if is_used.unwrap_or(true) {
+        let known = object.clone();
+        let is_unused = self.core.inspect(move |core| core.is_unused(&known)).await;
+        if !is_unused.unwrap_or(false) {
             return Ok(Deleted::Kept);
         }
         let uid = object.uid.as_ref();

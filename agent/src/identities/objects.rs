@@ -1,13 +1,17 @@
 //! Requests about CiliumIdentity objects. No request changes one.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use agent_cluster::api::{
     client::{Api, RequestError},
     lease_client::present,
 };
 use agent_core::{
-    identity::cluster_object::{HOLDFAST, MANAGED_BY},
+    identity::cluster_object::{HOLDFAST, MADE_BY, MANAGED_BY, is_ours},
     labels::LabelSet,
     policy::{document::Body, parse::parse_object},
 };
@@ -24,6 +28,31 @@ const OBJECT_MAX: usize = 2 << 20;
 const ANSWER: Duration = Duration::from_secs(5);
 /// How often an object may be added and removed between two requests.
 const ATTEMPTS: usize = 3;
+
+/// Where objects are made, and the time there: tests have one of their own.
+pub(super) trait Store: Send + Sync {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+    fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send {
+        tokio::time::sleep_until(at.into())
+    }
+    /// Namespace of the agents.
+    fn namespace(&self) -> &str;
+    /// Makes the object, or reads the one of that name.
+    fn make(
+        &self,
+        id: IdentityId,
+        labels: &LabelSet,
+        is_of_pod: bool,
+    ) -> impl Future<Output = Result<Made, RequestError>> + Send;
+    /// A Lease; none if it does not exist, or may not be read.
+    fn lease(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<Value>, RequestError>> + Send;
+}
 
 /// The objects at the API server.
 #[derive(Clone, Debug)]
@@ -51,9 +80,12 @@ pub(super) enum Deleted {
     Kept,
 }
 
-impl Objects {
-    /// Makes the object, or reads the one of that name.
-    pub(super) async fn make(
+impl Store for Objects {
+    fn namespace(&self) -> &str {
+        self.api.namespace()
+    }
+
+    async fn make(
         &self,
         id: IdentityId,
         labels: &LabelSet,
@@ -69,7 +101,12 @@ impl Objects {
         }
         for _ in 0..ATTEMPTS {
             match self.send(Method::POST, ALL, Some(&object)).await {
-                Ok(_) => return Ok(Made::Created),
+                Ok(stored) => {
+                    return match labels_of(&stored) {
+                        Some(stored) if stored != *labels => Err(changed(id)),
+                        _ => Ok(Made::Created),
+                    };
+                }
                 Err(error) if error.code() == Some(409) => {}
                 Err(error) => return Err(error),
             }
@@ -83,6 +120,19 @@ impl Objects {
         Err(RequestError::Unreachable(reason))
     }
 
+    async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Value>, RequestError> {
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
+        match self.send(Method::GET, &path, None).await {
+            Err(error) if error.code() == Some(403) => {
+                tracing::debug!(%error, namespace, name, "the Lease may not be read");
+                Ok(None)
+            }
+            answer => present(answer),
+        }
+    }
+}
+
+impl Objects {
     /// Deletes an object, if it is as this agent knows it, and nothing speaks for it.
     pub(super) async fn delete(
         &self,
@@ -95,7 +145,7 @@ impl Objects {
         };
         let metadata = &found["metadata"];
         let has_uid = uid.is_none_or(|uid| metadata["uid"] == **uid);
-        let is_ours = metadata["labels"][MANAGED_BY] == HOLDFAST;
+        let is_ours = is_ours(metadata["annotations"][MADE_BY].as_str());
         if !has_uid || !is_ours || labels_of(&found).is_none_or(|found| found != *labels) {
             return Ok(Deleted::Kept);
         }
@@ -119,22 +169,6 @@ impl Objects {
         }
     }
 
-    /// A Lease; none if it does not exist, or may not be read.
-    pub(super) async fn lease(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Option<Value>, RequestError> {
-        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
-        match self.send(Method::GET, &path, None).await {
-            Err(error) if error.code() == Some(403) => {
-                tracing::debug!(%error, namespace, name, "the Lease may not be read");
-                Ok(None)
-            }
-            answer => present(answer),
-        }
-    }
-
     async fn send(
         &self,
         method: Method,
@@ -151,14 +185,27 @@ impl Objects {
         let texts = labels
             .iter()
             .map(|label| (format!("{}:{}", label.source(), label.key()), label.value()));
-        let mut metadata = json!({"name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}});
+        let mut metadata = json!({
+            "name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}, "annotations": {MADE_BY: HOLDFAST},
+        });
         if !is_of_pod {
-            metadata["annotations"] = json!({NODE: self.node});
+            metadata["annotations"][NODE] = json!(self.node);
         }
         json!({
             "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity", "metadata": metadata,
             "security-labels": texts.collect::<BTreeMap<_, _>>(),
         })
+    }
+}
+
+/// The object has a number that no pod has the labels of.
+fn changed(id: IdentityId) -> RequestError {
+    RequestError::Refused {
+        code: 422,
+        message: format!(
+            "the API server stored CiliumIdentity {id} with other labels than the agent sent: find the \
+             MutatingWebhookConfiguration or MutatingAdmissionPolicy that changes them"
+        ),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Whether a Cilium operator runs in the cluster. It deletes CiliumIdentities that no CiliumEndpoint uses, so that
-//! objects of agents would vanish while pods use them. Pure.
+//! objects of agents would vanish while pods use them.
 
 use std::{
     collections::BTreeMap,
@@ -8,10 +8,12 @@ use std::{
 
 use serde_json::Value;
 
+use super::objects::Store;
+
 /// The operator's Lease. It renews it every few seconds.
-pub(super) const LEASE: &str = "cilium-operator-resource-lock";
+const LEASE: &str = "cilium-operator-resource-lock";
 /// Namespaces where Cilium is installed, beside that of the agents.
-pub(super) const NAMESPACES: [&str; 2] = ["kube-system", "cilium"];
+const NAMESPACES: [&str; 2] = ["kube-system", "cilium"];
 /// A Lease that did not change for so long is one that an operator left behind. No clocks are compared.
 const LEFT: Duration = Duration::from_secs(30);
 /// Between two looks: while it is not certain, and afterwards.
@@ -23,6 +25,7 @@ const LATER: Duration = Duration::from_mins(1);
 pub(super) struct OperatorSight {
     leases: BTreeMap<String, Seen>,
     next: Option<Instant>,
+    verdict: Verdict,
 }
 
 #[derive(Debug)]
@@ -50,20 +53,39 @@ impl OperatorSight {
         Self {
             leases: BTreeMap::new(),
             next: None,
+            verdict: Verdict::None,
         }
     }
 
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    /// Looks for the Leases of operators if it is the time. Gives the state.
+    pub(super) async fn look(&mut self, store: &impl Store) -> Verdict {
+        if !self.is_due(store.now()) {
+            return self.verdict.clone();
+        }
+        let own = Some(store.namespace()).filter(|own| !NAMESPACES.contains(own));
+        for namespace in NAMESPACES.into_iter().chain(own) {
+            match store.lease(namespace, LEASE).await {
+                Ok(lease) => self.take(namespace, lease.as_ref(), store.now()),
+                Err(error) => {
+                    // What was seen before counts. The next request shows what is wrong.
+                    tracing::debug!(%error, namespace, "cannot look for a Cilium operator");
+                }
+            }
+        }
+        self.judge(store.now())
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
         self.next.is_none_or(|next| next <= now)
     }
 
-    /// When the next look is due.
+    /// When the next look is due; none if there was none yet.
     pub(super) fn next(&self) -> Option<Instant> {
         self.next
     }
 
     /// Takes the Lease of one namespace.
-    pub(super) fn take(&mut self, namespace: &str, lease: Option<&Value>, now: Instant) {
+    fn take(&mut self, namespace: &str, lease: Option<&Value>, now: Instant) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let lease = lease.map(|lease| {
             (
@@ -92,7 +114,7 @@ impl OperatorSight {
     }
 
     /// The state after a look. It sets the time of the next one.
-    pub(super) fn judge(&mut self, now: Instant) -> Verdict {
+    fn judge(&mut self, now: Instant) -> Verdict {
         let alive = self
             .leases
             .iter()
@@ -110,6 +132,7 @@ impl OperatorSight {
             Verdict::Undecided | Verdict::Runs(_) => SOON,
         };
         self.next = Some(now + pause);
+        self.verdict = verdict.clone();
         verdict
     }
 }

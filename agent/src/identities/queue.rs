@@ -14,6 +14,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// whose labels change all the time cannot use up the range.
 const BURST: u32 = 100;
 const REFILL: Duration = Duration::from_secs(1);
+/// First and longest pause of a namespace whose objects the API server refuses.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// The label sets that lack an object, and when each may be tried.
 #[derive(Debug, Default)]
@@ -24,6 +26,16 @@ pub(super) struct Queue {
     /// The latest attempts, as many as one period may have.
     attempts: VecDeque<Instant>,
     turn: u64,
+    /// Namespaces whose last object was refused.
+    refused: BTreeMap<String, Refused>,
+}
+
+/// A namespace whose objects wait because the API server refused one.
+#[derive(Debug)]
+struct Refused {
+    until: Instant,
+    /// The pause after that.
+    next: Duration,
 }
 
 /// What a namespace has used.
@@ -68,6 +80,8 @@ impl Queue {
         }
         self.pending.retain(|_, sets| !sets.is_empty());
         self.made.retain(|_, share| share.full_at > now);
+        self.refused
+            .retain(|name, _| self.pending.contains_key(name));
     }
 
     /// The label set that is tried now.
@@ -80,7 +94,10 @@ impl Queue {
             let share = self.made.get(name);
             // Not before the share of the namespace has room.
             let room = share.and_then(|share| share.full_at.checked_sub(REFILL * (BURST - 1)));
-            let due = first.map(|(labels, due)| (room.map_or(*due, |room| room.max(*due)), labels));
+            let refused = self.refused.get(name).map(|refused| refused.until);
+            let not_before = room.max(refused);
+            let due =
+                first.map(|(labels, due)| (not_before.map_or(*due, |at| at.max(*due)), labels));
             (due, share.map_or(0, |share| share.turn), name)
         });
         let times =
@@ -118,6 +135,26 @@ impl Queue {
         if let Some(due) = sets.and_then(|sets| sets.get_mut(labels)) {
             *due = at;
         }
+    }
+
+    /// The API server refused this object: others of the namespace wait, and those of other namespaces do not.
+    pub(super) fn refuse(&mut self, labels: &LabelSet, now: Instant) {
+        let (first, longest) = PAUSES;
+        let name = namespace(labels).to_owned();
+        let refused = self.refused.entry(name).or_insert(Refused {
+            until: now,
+            next: first,
+        });
+        refused.until = now + refused.next;
+        refused.next = (refused.next * 2).min(longest);
+        // After the others of the namespace.
+        let again = now + refused.next;
+        self.later(labels, again);
+    }
+
+    /// The API server took an object of the namespace.
+    pub(super) fn accept(&mut self, labels: &LabelSet) {
+        self.refused.remove(namespace(labels));
     }
 
     /// Namespaces that wait because they have used what they may make at once.
@@ -158,6 +195,7 @@ mod tests {
                 choices: Vec::new(),
                 is_of_pod: true,
                 vanished: false,
+                is_beyond_share: false,
             };
             (LabelSet::parse(&texts).unwrap(), identity)
         };
@@ -203,6 +241,67 @@ mod tests {
         assert_eq!(queue.next(start), Turn::WaitUntil(due));
         queue.follow(&list, due, || Duration::from_secs(9));
         assert!(matches!(queue.next(due), Turn::Make(_)));
+    }
+
+    #[test]
+    fn a_namespace_whose_objects_are_refused_waits_longer_each_time_and_others_do_not() {
+        let mut queue = Queue::default();
+        let start = Instant::now();
+        let mut list = wanted("bad", 0..2);
+        queue.follow(&list, start, || Duration::ZERO);
+        let refuse = |queue: &mut Queue, now: Instant| match queue.next(now) {
+            Turn::Make(labels) => {
+                queue.refuse(&labels, now);
+                labels
+            }
+            other => panic!("{other:?}"),
+        };
+        let first = refuse(&mut queue, start);
+        let Turn::WaitUntil(at) = queue.next(start) else {
+            panic!("it does not wait");
+        };
+        assert_eq!(at, start + PAUSES.0);
+        list.append(&mut wanted("good", 0..1));
+        queue.follow(&list, start, || Duration::ZERO);
+        let Turn::Make(good) = queue.next(start) else {
+            panic!("the other namespace waits");
+        };
+        assert_eq!(good.namespace(), Some("good"));
+        queue.later(&good, start + Duration::from_hours(9));
+        // The other label set of the namespace is next, and the pause grows up to its end.
+        assert_ne!(refuse(&mut queue, at), first);
+        let (mut now, mut pauses) = (at, Vec::new());
+        while let Turn::WaitUntil(next) = queue.next(now) {
+            pauses.push(next - now);
+            now = next;
+            refuse(&mut queue, now);
+            if pauses.len() > 9 {
+                break;
+            }
+        }
+        assert!(pauses.is_sorted(), "{pauses:?}");
+        assert_eq!(pauses.last(), Some(&PAUSES.1));
+        // An object is accepted: the namespace begins with the first pause again.
+        queue.accept(&first);
+        refuse(&mut queue, now + PAUSES.1);
+        assert_eq!(
+            queue.next(now + PAUSES.1),
+            Turn::WaitUntil(now + PAUSES.1 + PAUSES.0)
+        );
+    }
+
+    #[test]
+    fn cluster_identities_wait_no_longer_if_the_clock_is_set_back() {
+        let mut queue = Queue::default();
+        let start = Instant::now() + Duration::from_hours(2);
+        let list = wanted("a", 0..30);
+        queue.follow(&list, start, || Duration::ZERO);
+        assert_eq!(make_all(&mut queue, start).len(), 20);
+        // No clock of the kernel does so: these do not go back.
+        let back = start - Duration::from_hours(1);
+        queue.follow(&list, back, || Duration::ZERO);
+        assert!(matches!(queue.next(back), Turn::WaitUntil(at) if at <= start + PERIOD));
+        assert_eq!(make_all(&mut queue, start + PERIOD).len(), 10);
     }
 
     #[test]

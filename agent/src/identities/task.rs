@@ -24,15 +24,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     leader::Leader,
-    objects::{Made, Objects},
-    operator::{self, OperatorSight, Verdict},
+    objects::{Made, Objects, Store},
+    obstacles::{LOOKING, Obstacles, beside_operator, concerns_all, explain, full},
+    operator::{OperatorSight, Verdict},
     queue::{Queue, Turn},
+    resting,
     view::{Identities, Outcome},
 };
 use crate::runner::{CoreHandle, identity_feed::IdentityFeed};
 
 /// Name of the Lease.
-const LEASE: &str = "holdfast-identities";
+pub(super) const LEASE: &str = "holdfast-identities";
 /// A new label set is tried within this time, so that agents of replicas that start together do not come at once.
 const SPREAD: Duration = Duration::from_millis(50);
 /// A label set whose number is there, but not known to the core yet, or that has no number left, is tried again
@@ -76,7 +78,9 @@ pub(crate) fn start(
         queue: Queue::default(),
         backoff: Backoff::between(PAUSES),
         operator: OperatorSight::new(),
+        obstacles: Obstacles::default(),
         is_beside_operator: false,
+        resting_at: Some(Instant::now()),
     };
     tasks.spawn(stop.clone().run_until_cancelled_owned(maker.run()));
     let leader = Leader {
@@ -102,8 +106,8 @@ pub(crate) fn start(
 
 /// Makes one object after the other.
 #[derive(Debug)]
-struct Maker {
-    objects: Objects,
+struct Maker<S> {
+    objects: S,
     core: CoreHandle,
     shared: Identities,
     /// Label sets of this node.
@@ -113,21 +117,24 @@ struct Maker {
     queue: Queue,
     backoff: Backoff,
     operator: OperatorSight,
+    obstacles: Obstacles,
     /// An operator of Cilium runs, or may run.
     is_beside_operator: bool,
+    /// When to read which numbers rest; none = they were read.
+    resting_at: Option<Instant>,
 }
 
-impl Maker {
+impl<S: Store> Maker<S> {
     async fn run(mut self) {
         loop {
             let wanted = self.follow();
             let until = self.step(&wanted).await;
-            let until = until.unwrap_or_else(|| Instant::now() + AGAIN);
-            if until <= Instant::now() {
+            let until = until.unwrap_or_else(|| self.objects.now() + AGAIN);
+            if until <= self.objects.now() {
                 continue;
             }
             tokio::select! {
-                () = tokio::time::sleep_until(until.into()) => {}
+                () = self.objects.sleep_until(until) => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.others.changed() => {}
             }
@@ -142,30 +149,43 @@ impl Maker {
             own.iter()
                 .map(|(labels, one)| (labels.clone(), one.clone())),
         );
-        let now = Instant::now();
-        self.queue.follow(&wanted, now, || random(SPREAD));
-        let limited = self.queue.limited(now).into_iter().collect();
+        let at = self.objects.now();
+        // One time for all of them: the first of many random ones would be early on every node.
+        let delay = random(SPREAD);
+        self.queue.follow(&wanted, at, || delay);
+        let limited = self.queue.limited(at).into_iter().collect();
         let lacking = wanted.keys().next().map(|labels| labels.texts().join(","));
-        let is_empty = self.queue.is_empty();
+        self.obstacles.follow(&wanted);
+        if self.queue.is_empty() && !self.is_beside_operator {
+            self.obstacles.let_all();
+        }
         self.shared.change(|view| {
             view.limited = limited;
             view.lacking = lacking;
-            if is_empty && !self.is_beside_operator {
-                view.problem = None;
-            }
         });
+        self.show();
         wanted
+    }
+
+    /// Shows what is in the way.
+    fn show(&self) {
+        let problem = self.obstacles.first();
+        self.shared.change(|view| view.problem = problem);
     }
 
     /// Makes one object, if it is the time. Gives when the next step is due.
     async fn step(&mut self, wanted: &WantedIdentities) -> Option<Instant> {
-        if !self.queue.is_empty() && self.operator.is_due(Instant::now()) {
+        if !self.queue.is_empty() {
             self.look_for_operator().await;
         }
         if self.is_beside_operator {
             return self.operator.next();
         }
-        match self.queue.next(Instant::now()) {
+        if !self.queue.is_empty() && self.read_resting().await {
+            // The core leaves these numbers out of the choices.
+            return Some(self.objects.now());
+        }
+        match self.queue.next(self.objects.now()) {
             Turn::Rest => None,
             Turn::WaitUntil(at) => Some(at),
             Turn::Make(labels) => {
@@ -173,17 +193,52 @@ impl Maker {
                 match self.make(&labels, one).await {
                     Ok(()) => {
                         self.backoff = Backoff::between(PAUSES);
-                        Some(Instant::now())
+                        self.queue.accept(&labels);
                     }
-                    Err(error) => {
-                        self.shared.creates().inc(Outcome::Failed);
-                        let problem = explain(&error);
-                        self.shared.change(|view| view.problem = Some(problem));
-                        tokio::time::sleep(self.backoff.pause()).await;
-                        Some(Instant::now())
-                    }
+                    Err(error) => self.take_failure(&labels, &error).await,
                 }
+                Some(self.objects.now())
             }
+        }
+    }
+
+    /// Once, before the first object: which numbers rest, of those that were deleted before this agent started. Gives
+    /// whether there are any.
+    async fn read_resting(&mut self) -> bool {
+        if self.resting_at.is_none_or(|at| at > self.objects.now()) {
+            return false;
+        }
+        let namespace = self.objects.namespace().to_owned();
+        let ids = match self.objects.lease(&namespace, LEASE).await {
+            Ok(lease) => resting::numbers(lease.as_ref()),
+            Err(error) => {
+                tracing::debug!(%error, "cannot read which numbers rest");
+                self.resting_at = Some(self.objects.now() + AGAIN);
+                return false;
+            }
+        };
+        self.resting_at = None;
+        if ids.is_empty() {
+            return false;
+        }
+        // A core that stopped makes no list.
+        let _stopped = self.core.send(Event::NumbersResting(ids)).await;
+        let _stopped = self.core.inspect(|_| ()).await;
+        true
+    }
+
+    /// Notes why an object was not made, and waits if the next one would fail for the same reason.
+    async fn take_failure(&mut self, labels: &LabelSet, error: &RequestError) {
+        self.shared.creates().inc(Outcome::Failed);
+        if concerns_all(error) {
+            self.obstacles.stop_all(explain(error));
+            self.show();
+            let until = self.objects.now() + self.backoff.pause();
+            self.objects.sleep_until(until).await;
+        } else {
+            self.obstacles.stop(labels, explain(error));
+            self.show();
+            self.queue.refuse(labels, self.objects.now());
         }
     }
 
@@ -196,7 +251,8 @@ impl Maker {
                 Made::Found => Outcome::Found,
             };
             self.shared.creates().inc(outcome);
-            self.shared.change(|view| view.problem = None);
+            self.obstacles.made(labels);
+            self.show();
             if one.vanished {
                 tracing::warn!(
                     identity = id.0,
@@ -205,7 +261,7 @@ impl Maker {
                 );
                 self.shared.change(|view| view.vanished += 1);
             }
-            self.queue.later(labels, Instant::now() + AGAIN);
+            self.queue.later(labels, self.objects.now() + AGAIN);
             let given = GivenNumber {
                 labels: labels.clone(),
                 id,
@@ -215,66 +271,30 @@ impl Maker {
             return Ok(());
         }
         self.shared.creates().inc(Outcome::Full);
-        self.queue.later(labels, Instant::now() + AGAIN);
-        let problem = format!(
-            "other labels have every number that {} may get: use a larger --identity-range, or delete CiliumIdentities \
-             that no pod needs",
-            labels.texts().join(",")
-        );
-        self.shared.change(|view| view.problem = Some(problem));
+        self.queue.later(labels, self.objects.now() + AGAIN);
+        self.obstacles.stop(labels, full(labels, one));
+        self.show();
         Ok(())
     }
 
     async fn look_for_operator(&mut self) {
-        let own = self.objects.api.namespace().to_owned();
-        let own = Some(own).filter(|own| !operator::NAMESPACES.contains(&own.as_str()));
-        let all = operator::NAMESPACES.iter().map(|name| (*name).to_owned());
-        for namespace in all.chain(own) {
-            match self.objects.lease(&namespace, operator::LEASE).await {
-                Ok(lease) => self
-                    .operator
-                    .take(&namespace, lease.as_ref(), Instant::now()),
-                Err(error) => {
-                    // What was seen before counts. The next request shows what is wrong.
-                    tracing::debug!(%error, namespace, "cannot look for a Cilium operator");
-                }
-            }
-        }
-        let verdict = self.operator.judge(Instant::now());
-        self.is_beside_operator = verdict != Verdict::None;
-        if let Verdict::Runs(lease) = verdict {
-            let problem = format!(
-                "a Cilium operator runs in this cluster ({lease}) and deletes CiliumIdentities that no CiliumEndpoint \
-                 uses, so --identity-allocation=cluster is refused and no object is made: set \
-                 --identity-allocation=node (chart value identities.mode=node), or uninstall Cilium"
-            );
-            self.shared.change(|view| {
-                if view.problem.as_ref() != Some(&problem) {
+        let verdict = self.operator.look(&self.objects).await;
+        let was_beside = std::mem::replace(&mut self.is_beside_operator, verdict != Verdict::None);
+        match verdict {
+            Verdict::None if was_beside => self.obstacles.let_all(),
+            Verdict::None => {}
+            Verdict::Undecided => self.obstacles.stop_all(LOOKING.to_owned()),
+            Verdict::Runs(lease) => {
+                let problem = beside_operator(&lease);
+                if self.obstacles.first().as_ref() != Some(&problem) {
                     tracing::error!("{problem}");
                 }
-                view.problem = Some(problem);
-            });
-        } else if self.is_beside_operator {
-            let problem = "a Lease of a Cilium operator exists; the agent looks for 30 s whether it is renewed";
-            self.shared
-                .change(|view| view.problem = Some(problem.to_owned()));
+                self.obstacles.stop_all(problem);
+            }
         }
+        self.show();
     }
 }
 
-/// The failure, and its remedy.
-pub(super) fn explain(error: &RequestError) -> String {
-    let remedy = match error.code() {
-        Some(403) if error.to_string().contains("ValidatingAdmissionPolicy") => {
-            "; --identity-range has to be the chart's identities.range"
-        }
-        Some(403) => {
-            "; add the ClusterRole holdfast-identities of the chart (identities.mode=cluster)"
-        }
-        Some(404) => {
-            "; install the CRD ciliumidentities.cilium.io (chart values identities.mode=cluster and crds.install)"
-        }
-        _ => "; the agent tries again",
-    };
-    format!("{error}{remedy}")
-}
+#[cfg(test)]
+mod tests;

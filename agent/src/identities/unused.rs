@@ -87,6 +87,7 @@ mod tests {
             id: IdentityId(id),
             labels: LabelSet::parse(&["k8s:app=web"]).unwrap(),
             uid: Some(uid.into()),
+            is_duplicate: false,
         }
     }
 
@@ -115,6 +116,20 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_goes_back_deletes_nothing_early_and_keeps_nothing_for_ever() {
+        // Instants are of the monotonic clock, which goes on when the time of day is set; this is a clock that does not.
+        let start = Instant::now() + Duration::from_hours(3);
+        let mut unused = Unused::default();
+        let one = object(300, "a");
+        assert!(unused.look(vec![one.clone()], LONG, start).is_empty());
+        let back = start - Duration::from_hours(2);
+        assert!(unused.look(vec![one.clone()], LONG, back).is_empty());
+        assert!(unused.look(vec![one.clone()], LONG, back + LONG).is_empty());
+        let due = unused.look(vec![one.clone()], LONG, start + LONG);
+        assert_eq!(due, [one]);
+    }
+
+    #[test]
     fn the_leader_makes_an_object_once_the_agent_of_the_node_had_time() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
@@ -123,6 +138,7 @@ mod tests {
             choices: vec![IdentityId(300)],
             is_of_pod: true,
             vanished: false,
+            is_beyond_share: false,
         };
         let list = WantedIdentities::from([(labels, identity)]);
         let mut unused = Unused::default();

@@ -13,8 +13,7 @@ impl Sample {
         families! { out;
             /// Objects of the cluster that were read from the API server, without refused objects
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));
-            /// Seconds for which a watch has received no changes from the API server; 0 while it
-            /// works
+            /// Seconds since a watch stopped following the API server; 0 while it follows
             gauges kubernetes_watch_stale_seconds["kind"] =
                 watches().map(|watch| (&watch.kind, watch.stale_seconds));
             /// Age in seconds of the stored list that the agent uses in place of a watch since its
@@ -30,8 +29,8 @@ impl Sample {
             /// came under policy
             gauge kubernetes_pods_started_open = scrape.started_open;
             /// Nodes of the cluster that had an agent and have none, as seen by this agent. On
-            /// these nodes, policy in force stays in force, and no new pod starts. `holdfast-agent
-            /// status` names them
+            /// these nodes, policy in force stays in force. New pods do not start if the node has
+            /// the CNI plugin, and start open if not. `holdfast-agent status` names the nodes
             gauge kubernetes_nodes_without_agent = scrape.nodes_without_agent;
             /// Failed attempts of the CNI plugin to add a pod, by reason. The pod does not start,
             /// and the runtime tries again

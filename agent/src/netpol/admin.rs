@@ -42,7 +42,7 @@ pub(super) struct Pages {
 /// The CNI plugin's place on the node, and the counts of its requests.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plugin {
-    /// Whether new pods get it.
+    /// Whether new pods get the plugin.
     pub(super) condition: CniCondition,
     pub(super) reports: PluginReports,
 }

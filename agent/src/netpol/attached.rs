@@ -1,4 +1,4 @@
-//! Pods that the CNI plugin added: their addresses count from then on, although no document has them yet.
+//! Pods that the CNI plugin added: their addresses count at once, even if no document has them yet.
 //!
 //! An address that the plugin reported is the pod's until the runtime removes the pod. Documents may be
 //! late: they give a pod no address, or one that another pod has already.
@@ -24,7 +24,7 @@ pub(super) struct AttachedPod {
     pub(super) addresses: Vec<IpAddr>,
     /// The pod as its document had it last.
     pub(super) pod: Arc<Pod>,
-    /// The state with this number has all of it.
+    /// Number of the state from which on this pod is complete.
     pub(super) since: Option<u64>,
 }
 
@@ -43,25 +43,25 @@ impl Known {
         }
     }
 
-    /// Whether it was made after a pod of the same name.
+    /// Whether this pod was made after `former`, which has the same name.
     fn replaces(&self, former: &AttachedPod) -> bool {
         let (now, then) = (self.pod.created, former.pod.created);
         now.zip(then).is_some_and(|(now, then)| now > then)
     }
 }
 
-/// The pods of the plugin, beside those of documents.
+/// The pods of the plugin, besides those of documents.
 #[derive(Debug)]
 pub(super) struct Attached {
     node: Arc<str>,
     pods: BTreeMap<PodId, AttachedPod>,
-    /// Whose an address is.
+    /// The pod that each address belongs to.
     held: BTreeMap<IpAddr, PodId>,
     /// Pods of documents that may run on this node, and those that lost an address to a pod of the plugin.
     known: BTreeMap<PodId, Known>,
 }
 
-/// How a pod is to be put in place of what was known of it.
+/// A change of one pod for the pipeline.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Put(Arc<Pod>),
@@ -130,7 +130,7 @@ impl Attached {
         effects
     }
 
-    /// Whether a document's pod runs on another node and counts as it is.
+    /// Whether a document's pod runs on another node and `counts` is the pod as its document has it.
     fn is_elsewhere_and_whole(&self, id: &PodId, counts: &Arc<Pod>) -> bool {
         let known = self.known.get(id).map(|known| &known.pod);
         let is_here = |node: &Arc<str>| *node == self.node;
@@ -182,7 +182,8 @@ impl Attached {
             let Some(former) = self.held.insert(*address, id.clone()) else {
                 continue;
             };
-            // The runtime gave it to another pod: it removed the former one, and was not heard.
+            // The runtime gave the address to a new pod. So it removed the former one, and that request did not
+            // arrive.
             if let Some(lost) = self.pods.get_mut(&former) {
                 lost.addresses.retain(|own| own != address);
                 if lost.addresses.is_empty() {
@@ -206,7 +207,7 @@ impl Attached {
         changed.iter().map(|id| self.effect(id)).collect()
     }
 
-    /// Removes the attachments that `is_gone` names. Gives their addresses, and what changes.
+    /// Removes the attachments for which `is_gone` is true. Returns their addresses, and the changes of pods.
     pub(super) fn detach(
         &mut self,
         is_gone: impl Fn(&AttachedPod) -> bool,
@@ -226,7 +227,7 @@ impl Attached {
         (removed, effects)
     }
 
-    /// All of the plugin.
+    /// All pods of the plugin.
     pub(super) fn pods(&self) -> impl Iterator<Item = &AttachedPod> {
         self.pods.values()
     }
@@ -241,8 +242,8 @@ impl Attached {
         Some(pod)
     }
 
-    /// A pod with the addresses that count: those of the plugin, and those of its document that are no
-    /// other pod's.
+    /// A pod with the addresses that count: those that the plugin reported, and those of its document that belong to
+    /// no other pod.
     fn effect(&self, id: &PodId) -> Effect {
         let attached = self.pods.get(id);
         let known = self.known.get(id);

@@ -1,5 +1,5 @@
-//! The list of pods that the CNI plugin added, on disk: a restart before their documents have their
-//! addresses must not open them.
+//! The list of pods that the CNI plugin added, on disk: a restart must not open pods whose documents do not have
+//! their addresses yet.
 
 use std::{
     collections::BTreeMap,
@@ -64,7 +64,7 @@ impl AttachedFile {
         }
     }
 
-    /// Reads the list. If it is damaged, it is set aside, which is added to `damaged`.
+    /// Reads the list. A damaged list is set aside, and this is added to `damaged`.
     pub(super) fn read(
         &self,
         damaged: &mut Vec<String>,
@@ -103,7 +103,7 @@ impl AttachedFile {
         write_json(&self.path, content).map_err(StateFileError::io(&self.path))
     }
 
-    /// Deletes it: no pod is the plugin's any more.
+    /// Deletes the file: no pod is the plugin's any more.
     pub(super) fn remove(&self) -> Result<(), StateFileError> {
         let removed = daemon::lookup::present(std::fs::remove_file(&self.path));
         removed.map(drop).map_err(StateFileError::io(&self.path))

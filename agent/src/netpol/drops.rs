@@ -22,7 +22,7 @@ use super::{
 
 /// Group of netlink to which the table's rules copy dropped packets.
 pub(super) const GROUP: u16 = 9963;
-/// Lines in each [`SPAN`]; further packets are counted only.
+/// Maximum lines in each [`SPAN`]; further packets are counted only.
 const LINES: usize = 50;
 const SPAN: Duration = Duration::from_secs(1);
 /// Pause after packets could not be received.
@@ -80,7 +80,7 @@ pub(super) async fn run(packets: PacketLog, shared: Arc<Shared>, stop: Cancellat
 struct Budget {
     /// When the last lines were written, at most [`LINES`].
     written: VecDeque<Instant>,
-    /// Packets without a line since they were reported.
+    /// Packets without a line since their number was last reported.
     left_out: u64,
 }
 
@@ -132,7 +132,8 @@ fn log(state: &State, packet: &LoggedPacket) {
 #[derive(Debug, PartialEq, Eq)]
 struct Cause {
     direction: String,
-    /// The pod whose policies dropped it; of a false source, the pod that sent it. None: it is not known.
+    /// The pod whose policies dropped the packet, or the pod that sent it from a false source address. `None`: not
+    /// known.
     pod: Option<String>,
     policies: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Brings the kernel's table to the state's, and keeps it there.
+//! Makes the kernel's table match the state, and keeps it so.
 //!
 //! Changes of the first two sorts are one batch each, at most 20 in a second:
 //!
@@ -58,12 +58,12 @@ const SCANS: Duration = Duration::from_secs(1);
 pub(super) struct Kernel {
     pub(super) connection: Connection,
     pub(super) events: TableEvents,
-    /// Why it has no tables of family `bridge`.
+    /// Why the kernel has no tables of family `bridge`.
     pub(super) lacks_frames: Option<String>,
 }
 
 impl Kernel {
-    /// In the network namespace of this thread.
+    /// Opens the kernel's side in the network namespace of this thread.
     ///
     /// # Errors
     /// The kernel lacks a part of nf_tables, or the process a right.
@@ -80,7 +80,7 @@ impl Kernel {
     }
 }
 
-/// Why the kernel has no tables of family `bridge`; none if it has them.
+/// Why the kernel has no tables of family `bridge`; `None` if it has them.
 pub(super) fn lacks_frames(connection: &mut Connection) -> Option<String> {
     let probed = connection.probe(TableFamily::Bridge);
     probed.err().map(|error| error.to_string())
@@ -99,9 +99,9 @@ pub(super) struct Enforcer {
 /// What is due.
 #[derive(Debug)]
 struct Due {
-    /// The kernel's table may be another one than the state says.
+    /// The kernel's table may differ from the state.
     comparison: bool,
-    /// Another program may have changed it.
+    /// Another program may have changed the table.
     is_foreign: bool,
     ways: bool,
     /// When the next attempt is made after one that failed, and the pause after that.
@@ -132,7 +132,7 @@ impl Due {
 struct Over {
     /// Addresses that no pod of this node has any more.
     ended: BTreeSet<IpAddr>,
-    /// Some directions may be closed that were open.
+    /// Some directions that were open may be closed now.
     is_closing: bool,
     /// Addresses may have other pods than those that are stored.
     has_other_pods: bool,
@@ -200,7 +200,7 @@ impl Enforcer {
         }
     }
 
-    /// Whether a part of the kernel that was lacking is there now, as after a module was loaded.
+    /// Whether the kernel has tables of family `bridge` that it lacked, as after a module was loaded.
     async fn has_frames_now(&self, connection: &Arc<Mutex<Connection>>) -> bool {
         if self.shared.state.lock().open_to_frames().is_none() {
             return false;
@@ -214,8 +214,8 @@ impl Enforcer {
         has_now
     }
 
-    /// Looks at the ways to the pods, and makes the changes of the state. The first table has these ways:
-    /// it is compared with that of the last run.
+    /// Looks at the ways to the pods, and makes the changes of the state. The first table must have these ways,
+    /// because it is compared with the table of the last run.
     async fn enforce(&self, connection: &Arc<Mutex<Connection>>, due: &mut Due, over: &mut Over) {
         if due.comparison
             && let Ok(commit) = self.shared.state.lock().commit()
@@ -283,7 +283,7 @@ impl Enforcer {
         }
     }
 
-    /// Asks for the ways to the addresses of this node's pods, if one of them may be another.
+    /// Asks for the ways to the addresses of this node's pods, if one of the ways may have changed.
     async fn look_at_ways(&self, due: &mut Due) {
         let (mut ways, addresses) = {
             let state = self.shared.state.lock();
@@ -375,16 +375,16 @@ impl Over {
     }
 }
 
-/// Whether a connection has to end: one of its ends is no pod of this node any more, or policy would
-/// let it in in neither direction now. With the entry, packets of the first direction are judged and
-/// dropped, and the receiver's pass as answers. Without it, those of both are dropped: datagrams are
-/// judged as the first of a connection, and TCP segments open none.
+/// Whether a connection has to end: one of its ends is no pod of this node any more, or no policy would let it in
+/// now, in either direction. While conntrack has the entry, packets of the first direction are judged and dropped,
+/// and the receiver's packets pass as answers. Without the entry, packets of both directions are dropped: datagrams
+/// are judged as the first of a connection, and TCP segments open none.
 ///
-/// If the receiver may open a connection to the sender, the entry stays. Its next datagram would make a
-/// new entry, and the sender's datagrams would pass as answers. A TCP connection goes on if the policy
-/// opens it again soon.
+/// If the receiver may open a connection to the sender, the entry stays. Without the entry, the receiver's next
+/// datagram would make a new one, and the sender's datagrams would pass as answers. A TCP connection goes on if the
+/// policy opens it again soon.
 ///
-/// `own` are the node's addresses, of which policy says nothing.
+/// `own` are the node's addresses, about which policy says nothing.
 fn is_over(
     shared: &Shared,
     own: &BTreeSet<IpAddr>,
@@ -414,7 +414,7 @@ fn is_over(
 
 /// The result of one attempt.
 struct Done {
-    /// What the kernel did, if anything; or why it failed.
+    /// What the kernel did, if anything, or why the attempt failed.
     result: Result<Option<CommitOutcome>, String>,
     /// How long the kernel took for a batch.
     took: Option<Duration>,
@@ -424,11 +424,11 @@ struct Done {
     commit: Option<Commit>,
     /// The whole table was made again.
     is_replaced: bool,
-    /// The policies need a table that is too large: why.
+    /// Why the policies need a table that is too large.
     refused: Option<String>,
-    /// No table of this run was accepted yet, with which the kernel's could be compared.
+    /// The kernel's table could not be compared, because no table of this run was accepted yet.
     cannot_compare: bool,
-    /// Changes of the state that the table has.
+    /// Number of changes of the state that the kernel's table includes.
     generation: Option<u64>,
 }
 
@@ -437,7 +437,7 @@ struct Done {
 struct Attempt {
     /// The kernel's table is compared, not only changed.
     compares: bool,
-    /// Another program may have changed it.
+    /// Another program may have changed the table.
     is_foreign: bool,
     logs_drops: bool,
 }
@@ -451,7 +451,7 @@ impl Attempt {
             if state.are_exports_due() {
                 shared.exports_due.notify_one();
             }
-            // Until one is accepted, the table of the last run stays.
+            // Until a table of this run is accepted, that of the last run stays.
             let compares = self.compares && state.pipeline.has_committed();
             let tables = compares.then(|| state.tables());
             let has_frames = state.lacks_frames.is_none();
@@ -492,7 +492,7 @@ impl Attempt {
         done
     }
 
-    /// Replaces those of the kernel's tables that are not as these, all in one batch.
+    /// Replaces the kernel's tables that differ from `tables`, all in one batch.
     fn compare(self, kernel: &mut Connection, tables: &[Table], done: &mut Done) {
         let mut replacements = Vec::new();
         for table in tables {

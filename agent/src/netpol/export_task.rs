@@ -1,7 +1,7 @@
 //! `--vpp-export-dir`: the policies of this node's pods as files for a VPP vswitch.
 //!
-//! A file is replaced in one step, when its content changes. One that cannot be made keeps its last
-//! content. Nothing here stops enforcement.
+//! A file is replaced in one step, when its content changes. A file that cannot be written keeps its last content.
+//! Nothing here stops enforcement.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,7 @@ use super::state::Shared;
 const ACL_TEXT: &str = "acl.txt";
 const ACL: &str = "acl.json";
 const SESSIONS: &str = "session-rules.json";
-/// Written and removed at the start.
+/// This file is written and removed at the start, as a test.
 const PROBE: &str = ".holdfast-probe";
 /// First and longest time until a file that cannot be written is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
@@ -45,7 +45,7 @@ pub(super) struct Target {
 /// The reason, with the remedy.
 pub(super) fn check(directory: &Path) -> anyhow::Result<()> {
     let probe = directory.join(PROBE);
-    // Another user may own the directory, and have a link there.
+    // Another user may own the directory, and may have put a link at this path.
     let tried = regular_file::create(&probe).and_then(|_| fs::remove_file(&probe));
     tried.map_err(|error| {
         anyhow::anyhow!(
@@ -101,7 +101,7 @@ fn note(shared: &Shared, attempt: Attempt) {
 #[derive(Debug, Default)]
 struct Attempt {
     has_written: bool,
-    /// Some could not be written, and may be later.
+    /// Some files could not be written; a later attempt may succeed.
     is_failed: bool,
     problems: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! How far the files of `--vpp-export-dir` are as the policies say.
+//! Whether the files of `--vpp-export-dir` match the policies.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,11 +7,11 @@ use std::{
 
 use super::model::ExportsView;
 
-/// How far the files are as the policies say.
+/// State of the exported files.
 #[derive(Debug)]
 pub(super) struct Exports {
     directory: PathBuf,
-    /// When one of them was written last.
+    /// When a file was written last.
     written: Option<Instant>,
     problems: Vec<String>,
 }
@@ -37,12 +37,12 @@ impl Exports {
         self.problems = problems;
     }
 
-    /// What keeps files from being as the policies say.
+    /// Why files do not match the policies.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
         self.problems.iter().cloned()
     }
 
-    /// What `status` shows of them.
+    /// The state of the files for `status`.
     pub(super) fn view(&self) -> ExportsView {
         ExportsView {
             directory: self.directory.display().to_string(),

@@ -1,4 +1,4 @@
-//! The way of a node from `netpol run` to `run`, and the removal of the table.
+//! Moves a node from `netpol run` to `run`, and removes the table.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::netns_lock;
 
-/// Between two looks whether `netpol run` has ended.
+/// Pause between two checks whether `netpol run` has ended.
 const POLL: Duration = Duration::from_secs(2);
 
-/// Deletes the tables. Gives whether one was there.
+/// Deletes the tables. Returns whether one was there.
 ///
 /// # Errors
 /// The kernel cannot be asked, or refuses.
@@ -31,8 +31,8 @@ pub(crate) fn remove_table() -> Result<bool, NftablesError> {
     Ok(!deletions.is_empty())
 }
 
-/// Deletes the table once `in_force` ends with true, which says that the programs of `run` enforce the
-/// policies, and no `netpol run` runs any more.
+/// Deletes the table once `in_force` ends with true (the programs of `run` enforce the policies), and no `netpol run`
+/// runs any more.
 pub(crate) async fn take_over(in_force: impl Future<Output = bool>, stop: CancellationToken) {
     let taken = async {
         if !in_force.await {
@@ -68,7 +68,7 @@ pub(crate) async fn take_over(in_force: impl Future<Output = bool>, stop: Cancel
     stop.run_until_cancelled(taken).await;
 }
 
-/// Whether the table was there; none while `netpol run` runs.
+/// Whether the table was there; `None` while `netpol run` runs.
 fn try_to_remove() -> anyhow::Result<Option<bool>> {
     match netns_lock::has_netpol()? {
         true => Ok(None),

@@ -203,8 +203,7 @@ impl NetpolScrape {
             gauge cni_fail_open_namespaces = self.plugin.fail_open();
             /// Objects of the cluster that were read from the API server, without refused objects
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));
-            /// Seconds for which a watch has received no changes from the API server; 0 while it
-            /// works
+            /// Seconds since a watch stopped following the API server; 0 while it follows
             gauges kubernetes_watch_stale_seconds["kind"] =
                 watches().map(|watch| (&watch.kind, watch.stale_seconds));
         }

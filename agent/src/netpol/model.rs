@@ -30,9 +30,9 @@ pub struct NetpolStatus {
     pub set_aside: Vec<String>,
     /// Policies of kinds that are not enforced, by kind.
     pub not_enforced: BTreeMap<String, usize>,
-    /// Packets that were dropped, by counter of the table; none if they cannot be read.
+    /// Packets that were dropped, by counter of the table; `None` if the counters cannot be read.
     pub dropped: Option<BTreeMap<String, u64>>,
-    /// How often another program changed the table, and it was made again.
+    /// How often the table was made again, because another program had changed it.
     pub repairs: u64,
     /// Problems that need attention; empty if there are none.
     pub problems: Vec<String>,
@@ -50,7 +50,7 @@ pub struct NetpolStatus {
 pub struct ExportsView {
     /// Path of their directory.
     pub directory: String,
-    /// How long ago one of them was written last, seconds; none = not by this process.
+    /// How long ago a file was written last, seconds; `None` = not by this process.
     pub written_seconds: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ pub struct TableView {
     pub groups: usize,
     /// Addresses in these groups and in blocks.
     pub addresses: usize,
-    /// How long ago the table was changed, seconds; none = not by this process.
+    /// How long ago the table was changed, seconds; `None` = not by this process.
     pub changed_seconds: Option<u64>,
     /// Elements of the last change.
     pub changed_elements: usize,
@@ -78,9 +78,9 @@ pub struct NetpolPod {
     pub pod: String,
     /// Each address, with the interface, bridge or device that leads to it.
     pub addresses: Vec<(IpAddr, String)>,
-    /// Policies that restrict what it may receive; empty: everything.
+    /// Policies that restrict what it may receive; empty if it may receive everything.
     pub ingress: Vec<String>,
-    /// Policies that restrict what it may send; empty: everything.
+    /// Policies that restrict what it may send; empty if it may send everything.
     pub egress: Vec<String>,
 }
 
@@ -89,14 +89,14 @@ pub struct NetpolPod {
 pub struct NetpolWhy {
     pub from: IpSide,
     pub to: IpSide,
-    /// Destination port and protocol; none = none was asked for.
+    /// Destination port and protocol; `None` = no port was asked for.
     pub port: Option<String>,
-    /// It may be opened; without a port: at some port. False while the policies are not in force.
+    /// The connection may be opened; without a port: at some port. False while the policies are not in force.
     pub allowed: bool,
-    /// The policies let it be opened at none of the ports that were asked for.
+    /// The policies allow the connection at none of the ports that were asked for.
     #[serde(default)]
     pub is_denied: bool,
-    /// Without a port: the open ones, such as `5432/TCP`; `any` for every port and protocol.
+    /// Without a port: the open ports, such as `5432/TCP`; `any` for every port and protocol.
     #[serde(default)]
     pub open: Option<Vec<String>>,
     /// One end is the node itself, whose packets from and to its own pods pass.
@@ -104,7 +104,7 @@ pub struct NetpolWhy {
     pub is_of_node: bool,
     /// The ends that are pods of this node with policies about their direction.
     pub sides: Vec<SideView>,
-    /// Why the kernel may judge otherwise; none = it has these rules.
+    /// Why the kernel may judge otherwise; `None` = it has these rules.
     pub not_in_force: Option<String>,
 }
 
@@ -132,8 +132,8 @@ pub struct SideView {
     /// Policies of this list that allow nothing, because they do not fit into the table.
     #[serde(default)]
     pub set_aside: Vec<String>,
-    /// The rule that allows the connection, as `NetworkPolicy/namespace/name field`; without a port,
-    /// all rules that open one. None = denied.
+    /// The rule that allows the connection, as `NetworkPolicy/namespace/name field`; without a port, all rules that
+    /// open a port. `None` = denied.
     pub allowed_by: Option<String>,
     /// Without a port: the ports that these rules open.
     #[serde(default)]

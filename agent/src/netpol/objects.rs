@@ -13,7 +13,7 @@ use netpol::{
     policy::Protocol,
 };
 
-/// The object of a document; none if its kind is not one of the pipeline's.
+/// The object of a document; `None` if its kind is not one of the pipeline's.
 pub fn object(body: &Body) -> Option<Object> {
     match body {
         Body::Pod(pod) => Some(Object::Pod(Arc::new(pod_of(pod)))),
@@ -31,7 +31,7 @@ pub(super) fn uid(body: &Body) -> Option<Arc<str>> {
     }
 }
 
-/// The object of a document's key; none as for [`object`].
+/// The object of a document's key; `None` as for [`object`].
 pub(super) fn key(key: &str) -> Option<Key> {
     let (kind, rest) = key.split_once('/')?;
     match (kind, rest.split_once('/')) {

@@ -1,5 +1,5 @@
-//! Which pods the addresses of this node belong to, stored for the next run: an address that has
-//! another pod by then still has tracked connections of the former one.
+//! Which pods the addresses of this node belong to, stored for the next run: an address that then has another pod
+//! still has tracked connections of the former pod.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "addresses.json";
 const VERSION: u32 = 1;
 
-/// The pods of each address, each with the time at which it was made.
+/// The pods of each address, each pod with its creation time.
 pub(super) type Pods = BTreeMap<IpAddr, Vec<String>>;
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ impl Owners {
         }
     }
 
-    /// Addresses that the last run knew with other pods than now, once.
+    /// Addresses that had other pods in the last run. Later calls return none.
     pub(super) fn take_changed(&mut self, now: &Pods) -> Vec<IpAddr> {
         if std::mem::replace(&mut self.is_compared, true) {
             return Vec::new();
@@ -88,7 +88,7 @@ impl Owners {
     }
 }
 
-/// What `status` shows and the log says of that failure.
+/// Text for `status` and the log about that failure.
 pub(super) fn unstored(error: &io::Error) -> String {
     format!(
         "cannot store the pods of this node's addresses in --state-dir: {error}; after a restart, tracked \

@@ -22,14 +22,14 @@ use crate::{
     runner::CoreAway,
 };
 
-/// Between two looks for pods that the runtime removed without a request.
+/// Pause between two looks for pods that the runtime removed without a request.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The pods of the plugin. Clones are about the same ones.
+/// The pods of the plugin. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct PluginPods {
     shared: Arc<Shared>,
-    /// One writes at a time.
+    /// Locked while the file is written, so that writes follow each other.
     file: Arc<Mutex<AttachedFile>>,
 }
 
@@ -51,7 +51,7 @@ impl PluginPods {
         })
     }
 
-    /// Removes pods whose namespace is gone: the runtime removed them, and its request was not heard.
+    /// Removes pods whose namespace is gone: the runtime removed them, and its request did not arrive.
     pub(super) async fn forget_ended(self, stop: CancellationToken) {
         loop {
             let pods = self.clone();
@@ -136,7 +136,7 @@ impl Enforcement for PluginPods {
     }
 }
 
-/// Whether a namespace that was seen is certainly gone. Where its directory is not seen, nothing is certain.
+/// Whether a namespace that was seen is certainly gone. False if this process does not see its directory.
 fn is_gone(netns: &Path) -> bool {
     netns.parent().is_some_and(is_seen) && Lookup::of_path(fs::metadata(netns)).is_gone()
 }

@@ -7,11 +7,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::state::Shared;
 
-/// Between two reports.
+/// Time between two reports to the service manager.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reports until stopped. The process is ready when the kernel has the table of the documents, also if
-/// the node has something that leads packets past it: the status counts such problems.
+/// Reports until stopped. The process is ready when the kernel has the table of the documents, even if something on
+/// the node leads packets past it: the status counts such problems.
 pub(super) async fn report(manager: ServiceManager, shared: Arc<Shared>, stop: CancellationToken) {
     if !manager.is_present() {
         return;

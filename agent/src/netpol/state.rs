@@ -56,7 +56,7 @@ pub(super) struct State {
     pub(super) attached: Attached,
     /// Addresses that the runtime took from pods, until their tracked connections are deleted.
     pub(super) freed: BTreeSet<IpAddr>,
-    /// Number of the changes so far.
+    /// Number of changes so far.
     pub(super) generation: u64,
     pub(super) unenforced: Unenforced,
     /// Refused documents.
@@ -75,18 +75,18 @@ pub(super) struct State {
     pub(super) force: Force,
     /// Why the pods of the addresses are not stored.
     pub(super) unstored: Option<String>,
-    /// Files for a VPP vswitch; none without `--vpp-export-dir`.
+    /// Files for a VPP vswitch; `None` without `--vpp-export-dir`.
     pub(super) exports: Option<Exports>,
-    /// The state with this number was due to be exported last.
+    /// The number of the state that was last due to be exported.
     exported: Option<u64>,
     /// When policies that are set aside are looked at again, though no policy changes.
     reconsidered: Instant,
 }
 
-/// Least time between two such looks, and how many times longer than a look it is.
+/// Least time between two such looks, and the same as a multiple of the time that a look takes.
 const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
 
-/// An enforcer that has not run for so long hangs: a change of a million elements takes a second.
+/// An enforcer that has not run for this long hangs: a change of a million elements takes a second.
 const ALIVE: Duration = Duration::from_secs(60);
 
 /// How far the policies are in force.
@@ -98,7 +98,7 @@ pub(super) struct Force {
     pub(super) changed: Option<(Instant, usize)>,
     /// Why the last change is not in force.
     pub(super) failing: Option<String>,
-    /// The kernel has had the table with so many changes.
+    /// Number of changes in the table that the kernel accepted last.
     pub(super) accepted: u64,
     /// When the enforcer last ran.
     pub(super) beat: Instant,
@@ -176,7 +176,7 @@ impl State {
         self.generation += 1;
     }
 
-    /// Changes pods as the pods of the CNI plugin and those of documents together say.
+    /// Changes the pipeline's pods, so that they are what the CNI plugin and the documents together say.
     pub(super) fn carry_out(&mut self, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
             match effect {
@@ -205,8 +205,8 @@ impl State {
         self.is_uncertain = self.lacks();
     }
 
-    /// Whether a NetworkPolicy or a pod may be missing: one is refused, or a file that may have one, and no
-    /// good version is known.
+    /// Whether a NetworkPolicy or a pod may be missing: it, or a file that may have one, is refused, and no good
+    /// version is known.
     fn lacks(&self) -> bool {
         self.refused.iter().any(|error| match &error.key {
             Some(key) => match objects::key(key) {
@@ -274,7 +274,7 @@ impl State {
         tables
     }
 
-    /// Addresses of the pods of this node; those that the CNI plugin just added too.
+    /// Addresses of the pods of this node, with those that the CNI plugin just added.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pipeline.pods().values();
         let pods = pods.flat_map(|pod| pod.addresses.iter());
@@ -282,7 +282,7 @@ impl State {
         pods.chain(attached).copied().collect()
     }
 
-    /// The pods of this node that claim each address, each with the time at which it was made.
+    /// The pods of this node that claim each address, each pod with its creation time.
     pub(super) fn owners(&self) -> Pods {
         let cache = self.pipeline.cache();
         let mut owners = Pods::new();
@@ -362,7 +362,7 @@ mod tests {
         }
         state.refuse(Vec::new());
         assert!(state.is_known());
-        // Later it has a good version, and others are not known to have been in force.
+        // Later refusals do not count: a good version of `web` is known, and `new` may never have been in force.
         state.refuse(vec![
             refused("NetworkPolicy/shop/web"),
             refused("NetworkPolicy/shop/new"),

@@ -18,7 +18,7 @@ const VLAN_SYSCTL: &str = "net.bridge.bridge-nf-filter-vlan-tagged";
 const OPEN_TO_VLANS: &str =
     "a bridge of pods filters VLANs, and what comes to it or leaves it with a tag passes no policy";
 
-/// What of the node keeps policy from being in force. Empty: nothing.
+/// What on the node keeps policy from being in force. Empty if nothing does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Surroundings {
     pub(super) problems: Vec<String>,
@@ -27,7 +27,7 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Looks. `bridging`: pods are on bridges. `may_set`: the bridges' settings may be corrected.
+    /// Reads the settings. `bridging`: pods are on bridges. `may_set`: the bridges' settings may be corrected.
     pub(super) fn look(bridging: Option<Bridging>, may_set: bool) -> Self {
         let mut problems = Vec::new();
         match own_interfaces::list() {
@@ -64,7 +64,7 @@ fn beside(pid: &str) -> String {
     )
 }
 
-/// The problem with a setting, if it is not 1 and is not corrected. `open`: what it opens.
+/// The problem with a setting, if it is not 1 and is not corrected. `open`: what is open because of it.
 fn bridge(name: &'static str, open: &str, may_set: bool) -> Option<String> {
     if sysctl::is_one(name) {
         return None;

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::metrics::UnenforcedKind;
 
-/// Policies that a problem names.
+/// Maximum policies that a problem names.
 const NAMED: usize = 5;
 
-/// Such policies, by kind: `namespace/name`, or `name` of one without a namespace.
+/// Policies that are not enforced, by kind: `namespace/name`, or `name` if they have no namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unenforced(BTreeMap<&'static str, BTreeSet<String>>);
 
 impl Unenforced {
-    /// Notes a document by its key; gives whether it is such a policy.
+    /// Records a document by its key. Returns whether it is a policy that is not enforced.
     pub(super) fn put(&mut self, key: &str) -> bool {
         let Some((kind, name)) = split(key) else {
             return false;

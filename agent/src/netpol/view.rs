@@ -13,7 +13,7 @@ use super::{
     state::State,
 };
 
-/// Refused documents and warnings that are shown.
+/// Maximum refused documents, and maximum warnings, that are shown.
 const SHOWN: usize = 100;
 
 impl State {
@@ -103,7 +103,7 @@ impl State {
         })
     }
 
-    /// A wrong name of the node leaves all pods open.
+    /// The problem of a node that seems to have no pods: a wrong node name leaves all pods open.
     fn lacks_pods(&self) -> Option<String> {
         let others = self.pipeline.cache().pods().any(|pod| pod.node.is_some());
         (self.is_listed() && self.pipeline.pods().is_empty() && others).then(|| {

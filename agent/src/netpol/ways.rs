@@ -1,5 +1,5 @@
-//! Which interface leads to each pod of this node. Interfaces guard against false sources only: one
-//! that is not found opens nothing.
+//! Which interface leads to each pod of this node. The interfaces only guard against false source addresses: if one
+//! is not found, this opens nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,10 +18,10 @@ use crate::endpoint::discover::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ways(BTreeMap<IpAddr, Way>, Ports);
 
-/// The bridges that pods are on.
+/// Properties of the bridges that pods are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bridging {
-    /// One of them filters VLANs.
+    /// One of the bridges filters VLANs.
     pub(super) filters_vlans: bool,
 }
 
@@ -41,7 +41,7 @@ impl Ways {
         self.0.retain(|address, _| !addresses.contains(address));
     }
 
-    /// Why packets of a new pod with this address may pass no rule; none if they do not.
+    /// Why packets of a new pod with this address may pass no rule; `None` if each passes one.
     pub(super) fn obstacle(&self, address: IpAddr) -> Option<String> {
         match self.0.get(&address) {
             Some(Way::Pair { .. } | Way::Bridge { .. }) => None,
@@ -54,10 +54,10 @@ impl Ways {
         }
     }
 
-    /// Looks at the ways to `addresses` again. One that cannot be looked at stays as it was.
+    /// Looks at the ways to `addresses` again. A way that cannot be looked at stays as it was.
     ///
     /// # Errors
-    /// Some could not be looked at.
+    /// Some ways could not be looked at.
     pub(super) async fn look(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<()> {
         self.0.retain(|address, _| addresses.contains(address));
         let (connection, handle, _messages) = rtnetlink::new_connection()?;
@@ -126,7 +126,7 @@ impl Ways {
         }
     }
 
-    /// What the bridges of pods do, if there are any.
+    /// Properties of the bridges that pods are on; `None` if there are none.
     pub(super) fn bridging(&self) -> Option<Bridging> {
         let bridges = self.links().bridges;
         let filters_vlans = !bridges.is_disjoint(&self.1.vlan_bridges);

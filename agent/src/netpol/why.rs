@@ -17,7 +17,7 @@ use super::{
     view::name,
 };
 
-/// Pods that a message lists.
+/// Maximum pods that a message lists.
 const LISTED: usize = 10;
 
 /// Why a question cannot be answered.
@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// Names pods of the same namespace, or of all if it has none.
+    /// The error for a pod that does not exist. Names pods of the same namespace, or of all if that one has none.
     fn no_pod(&self, pod: PodId) -> NoAnswer {
         let all = || self.pipeline.cache().pods().map(|pod| &pod.id);
         let near: Vec<&PodId> = all().filter(|one| one.namespace == pod.namespace).collect();
@@ -214,7 +214,7 @@ impl State {
         }
     }
 
-    /// A side whose rules allow nothing.
+    /// A side with its policies, and no rule that allows the connection.
     fn side(&self, pod: &PodId, flow: Flow, policies: &[PolicyId]) -> SideView {
         let aside = self.pipeline.set_aside();
         let aside = policies.iter().filter(|id| aside.contains_key(id));
@@ -233,12 +233,12 @@ impl State {
 #[derive(Default)]
 struct Judged {
     is_denied: bool,
-    /// If no port was asked for.
+    /// The open ports, if no port was asked for.
     open: Option<OpenPorts>,
     sides: Vec<SideView>,
 }
 
-/// As people call a direction.
+/// The name of a direction in answers.
 pub(super) fn direction(flow: Flow) -> &'static str {
     match flow {
         Flow::Ingress => "ingress",

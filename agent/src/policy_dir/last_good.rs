@@ -1,8 +1,8 @@
 //! The last good version of each policy document, on disk: a file that is torn when the agent
 //! starts must not open the pods that its documents are about.
 //!
-//! Each file of the policy directory has one here, with a number for its name. It says which
-//! directory and file it is of: documents of another directory are not taken.
+//! Each file of the policy directory has a file here, with a number for its name. This file says which directory and
+//! which file its documents are from: those of another directory are not taken.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use crate::document_dir::DocumentDir;
 const VERSION: u32 = 1;
 /// Directory below the state directory.
 const DIRECTORY: &str = "policies";
-/// Name of the file in it that says which directory the documents were read from.
+/// Name of the file in that directory that says where the documents were read from.
 const READ_FROM: &str = "directory.json";
 
 /// The stored versions of the documents of one policy directory.
@@ -140,7 +140,7 @@ impl LastGood {
         Ok(())
     }
 
-    /// Removes what is stored of files that are there no more.
+    /// Removes what is stored of files that no longer exist.
     pub(super) fn keep_only(&mut self, files: &BTreeSet<&str>) -> Result<(), StateFileError> {
         let gone = |(file, _): &(&String, &u32)| !files.contains(file.as_str());
         let gone: Vec<_> = self.numbers.iter().filter(gone).collect();

@@ -9,11 +9,11 @@ use tokio::sync::mpsc;
 
 use super::ToStream;
 
-/// Messages that may wait for one mapping stream.
+/// Maximum messages that wait for one mapping stream.
 pub(super) const STREAM_QUEUE: usize = 1024;
-/// Results and revocations in them, some 15 MiB, at which no further message is taken: files of
-/// several endpoints may make as many durable at once. One message may hold more, since a cleaning
-/// revokes all the names that the core has.
+/// Maximum results and revocations in these messages, some 15 MiB; then no further message is taken. Files of several
+/// endpoints may make as many mappings durable at once. One message may hold more, since a cleaning revokes all the
+/// names that the core has.
 pub(super) const STREAM_RESULTS: usize = 262_144;
 
 /// The core's end; never waits.
@@ -41,7 +41,7 @@ pub(super) fn mailbox() -> (Mailbox, Results) {
 }
 
 impl Mailbox {
-    /// False if the stream has fetched too little, or is gone.
+    /// Queues a message. Returns false if the stream has fetched too little, or is gone.
     pub(super) fn put(&self, message: ToStream) -> bool {
         let number = results_in(&message);
         let waiting = self.waiting.fetch_add(number, Ordering::Relaxed);
@@ -50,7 +50,7 @@ impl Mailbox {
 }
 
 impl Results {
-    /// The next message; none once the stream has to end.
+    /// The next message; `None` once the stream has to end.
     pub async fn recv(&mut self) -> Option<ToStream> {
         let message = self.receiver.recv().await?;
         self.waiting

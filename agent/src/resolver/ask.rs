@@ -1,4 +1,4 @@
-//! Questions to DNS servers: UDP, and TCP if the answer is cut.
+//! Questions to DNS servers: UDP, and TCP if the answer is truncated.
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,7 @@ use super::{
 const TIME: Duration = Duration::from_secs(5);
 /// After this time without an answer, the question is sent once more.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Bytes of the longest answer over UDP; without EDNS it has at most 512.
+/// Bytes of the longest answer that is read over UDP; without EDNS an answer has at most 512.
 const DATAGRAM: usize = 4096;
 const FLAG_RECURSION_DESIRED: u16 = 0x0100;
 const FLAG_TRUNCATED: u16 = 0x0200;

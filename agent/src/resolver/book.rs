@@ -24,22 +24,22 @@ use super::{
     store::Changes,
 };
 
-/// Time until an object is written again, seconds: a pod that asks for ever new names must not have
-/// it written without a pause.
+/// Time until an object is written again, seconds: a pod that asks for ever new names must not cause writes without a
+/// pause.
 pub const PAUSE: u32 = 1;
-/// Time until a status is written for an object that was not there, seconds.
+/// Time until a write is tried again because the object was not in the store, seconds.
 const AGAIN: u32 = 5;
-/// No write waits for longer, seconds: a later time is of a clock that was set back since.
+/// No write waits for longer, seconds: a later time is from before the clock was set back.
 const LONGEST_PAUSE: u32 = 120;
 
-/// What an answer to a pod was to the objects.
+/// What became of an answer to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// An object has it now.
+    /// An object has the answer now.
     Added,
     /// The objects of the name have its addresses already.
     Known,
-    /// The objects of the name have no room for it, or got too many in this second.
+    /// The objects of the name have no room for it, or got too many answers in this second.
     LeftOut,
     /// No object is about the name.
     Unmatched,
@@ -78,7 +78,7 @@ pub enum Written {
     Done(Resolver),
     /// The object is not in the store.
     Gone,
-    /// It did not succeed; it is tried again after these seconds.
+    /// The write did not succeed; it is tried again after this many seconds.
     Failed(u32),
 }
 
@@ -128,7 +128,7 @@ impl Book {
         &mut self.schedule
     }
 
-    /// The objects with the answers since then.
+    /// The objects with the answers that are not written yet, and where the addresses of each name come from.
     pub(crate) fn objects(
         &self,
     ) -> impl Iterator<Item = (&ObjectKey, &Resolver, &HashMap<Fqdn, Said>)> {
@@ -136,12 +136,12 @@ impl Book {
         objects.map(|(key, held)| (key, &held.effective, &held.said))
     }
 
-    /// When the name of an object is looked up next.
+    /// When a name is looked up next.
     pub(crate) fn next_of(&self, name: &Fqdn) -> Option<UnixTime> {
         self.schedule.next_of(name)
     }
 
-    /// Number of names that are looked up.
+    /// The schedule of the names that are looked up.
     pub(crate) fn planned(&self) -> &Schedule {
         &self.schedule
     }
@@ -151,12 +151,12 @@ impl Book {
         self.unwritten.len()
     }
 
-    /// Takes what the core does not know yet.
+    /// Takes the addresses that the core does not know yet.
     pub(crate) fn take_resolved(&mut self) -> Vec<SourceEvent<ResolvedName>> {
         std::mem::take(&mut self.resolved)
     }
 
-    /// Whether the changes are about other objects than those that there are.
+    /// Whether the changes add, remove or rename objects.
     pub(crate) fn has_others(&self, changes: &Changes) -> bool {
         changes.iter().any(|change| match change {
             SourceEvent::Apply(object) => {
@@ -181,7 +181,7 @@ impl Book {
                     if let Some(listed) = &mut self.listed {
                         listed.insert(key.clone());
                         self.applied(object, true);
-                        // A list is sent whole.
+                        // The core gets every object of a list.
                         self.refresh(&key, now, true);
                     } else {
                         self.applied(object, false);
@@ -227,7 +227,7 @@ impl Book {
             return;
         };
         if held.stored.name != object.name {
-            // The store made it again under the same key.
+            // The store has a new object under the same key.
             self.forget(&key);
             self.insert(object, false);
             return;
@@ -277,8 +277,8 @@ impl Book {
         }
     }
 
-    /// An object has this status now. To work it out from all that was learned is too slow for each
-    /// answer to a pod.
+    /// Records the new status of an object. Working it out from all answers would be too slow for each answer to a
+    /// pod.
     fn settle(&mut self, key: &ObjectKey, mut status: Status, now: UnixTime, always: bool) {
         let Some(held) = self.objects.get_mut(key) else {
             return;
@@ -328,8 +328,8 @@ impl Book {
         own.chain(of_wildcard).flatten().cloned().collect()
     }
 
-    /// Takes an answer that a pod got. It counts if it has an address that the object does not have,
-    /// or has with a TTL that is over: own look-ups keep the TTLs of the others.
+    /// Takes an answer that a pod got. It counts if the object lacks one of its addresses, or has one whose TTL is
+    /// over: the agent's own look-ups renew the TTLs of the others.
     pub(crate) fn observed(&mut self, observation: &Observation, now: UnixTime) -> Taken {
         let name = &observation.name;
         let about = self.about(name);
@@ -366,7 +366,7 @@ impl Book {
         taken
     }
 
-    /// Takes the result of an own look-up.
+    /// Takes the result of a look-up by this agent.
     pub(crate) fn looked_up(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         let ended = match outcome {
             Outcome::Found(_) | Outcome::NoData => Ended::Answered,
@@ -397,7 +397,7 @@ impl Book {
         }
     }
 
-    /// Whether the object has something new by it.
+    /// Adds an answer to an object. Returns whether the object has something new.
     fn learn(&mut self, key: &ObjectKey, learned: Learned, said: Said, now: UnixTime) -> bool {
         let Some(held) = self.objects.get_mut(key) else {
             return false;
@@ -409,9 +409,9 @@ impl Book {
         true
     }
 
-    /// The objects that there shall be. Objects to make exist from now on, so that their names are
-    /// looked up even if the store refuses them. While documents are still to be read, none is
-    /// removed: their names may be in them.
+    /// Compares the objects with the wanted names. Objects to make exist from now on, so that their names are looked
+    /// up even if the store refuses them. While documents are still to be read, none is removed: their names may be
+    /// in them.
     pub(crate) fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));
@@ -449,7 +449,7 @@ impl Book {
             && at <= now
         {
             self.revisit(&key, now);
-            // Its name is being looked up: the address stays until that ended.
+            // If the name is being looked up, the address stays until the look-up has ended.
             let again = self.objects.get_mut(&key).map(|held| &mut held.expires);
             if let Some(expires) = again
                 && *expires == Some(at)
@@ -521,7 +521,7 @@ impl Book {
                 held.wrote(object);
                 held.retry_at = Some(now.plus(PAUSE));
             }
-            // The watch will send that it is gone.
+            // The watch will report that the object is gone.
             Written::Gone => held.retry_at = Some(now.plus(AGAIN)),
             Written::Failed(after) => held.retry_at = Some(now.plus(after)),
         }

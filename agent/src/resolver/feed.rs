@@ -10,7 +10,7 @@ use super::{Observation, TrustedServers, WantedNames};
 /// Takes an answer without waiting.
 type Observe = Arc<dyn Fn(Observation) + Send + Sync>;
 
-/// What the core writes; everyone else follows it.
+/// Values that the core writes and all other tasks follow.
 #[derive(Clone, Default)]
 pub struct ResolverFeed {
     names: watch::Sender<Arc<WantedNames>>,

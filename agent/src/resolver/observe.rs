@@ -91,8 +91,8 @@ pub fn observe(
     }
 }
 
-/// As [`observe`], in place: the status of an object may have thousands of addresses. Gives how many
-/// addresses the object has no room for.
+/// As [`observe`], in place: the status of an object may have thousands of addresses. Returns how many addresses the
+/// object has no room for.
 pub fn apply(
     status: &mut Status,
     spec: &Fqdn,
@@ -120,7 +120,7 @@ pub fn apply(
     next.left_out
 }
 
-/// Whether an address with this TTL from now on is looked up next when `existing` is, within the
+/// Whether an address that gets this TTL now would be looked up next at the same time as `existing`, within the
 /// tolerance.
 pub(crate) fn is_same_next(
     existing: &AddressStatus,
@@ -158,8 +158,8 @@ impl Next<'_> {
         let entry = &mut self.status.names[at];
         for (ip, ttl) in records {
             match entry.addresses.iter_mut().find(|known| known.ip == ip) {
-                // An expired address is never left: it would leave the status although it was
-                // found again.
+                // An expired address is always renewed: otherwise it would leave the status although it was found
+                // again.
                 Some(known) if known.next() > now && is_same_next(known, ttl, now, tolerance) => {}
                 Some(known) => (known.ttl, known.last) = (ttl, now),
                 None => entry.addresses.push(AddressStatus { ip, ttl, last: now }),
@@ -263,8 +263,8 @@ impl Next<'_> {
         set_degraded(entry, true, failure.words(), now);
     }
 
-    /// Leaves addresses out until the object keeps its limits: the names with the most addresses
-    /// lose theirs first, and expired addresses go before those that came last.
+    /// Leaves addresses out until the object keeps its limits: the names with the most addresses lose theirs first,
+    /// and of one name the expired addresses are left out first.
     fn fit(&mut self) {
         let names = &mut self.status.names;
         let most = names.iter().map(|entry| entry.addresses.len()).max();
@@ -280,7 +280,7 @@ impl Next<'_> {
         let fitting = limits.partition_point(|limit| kept(*limit) <= MAX_ADDRESSES_OF_OBJECT);
         let now = self.now;
         for entry in names.iter_mut() {
-            // Stable: the order in which addresses came.
+            // The sort is stable: the order in which addresses came stays.
             if entry.addresses.len() > fitting {
                 entry.addresses.sort_by_key(|address| address.next() <= now);
                 entry.addresses.truncate(fitting);

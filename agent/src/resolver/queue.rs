@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use super::Observation;
 
-/// Answers that wait at most. The oldest is dropped for a new one.
+/// Maximum answers that wait. The oldest is dropped for a new one.
 pub(crate) const CAPACITY: usize = 10_000;
 
 /// A queue whose writer never waits. Clones are the same queue.

@@ -19,16 +19,15 @@ use super::object::{AddressStatus, GRACE, ObjectKey, Resolver, Settings, Status,
 pub(crate) const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// How far the clocks of nodes may differ, seconds.
 const SKEW: u32 = 60;
-/// DNS servers that one look-up asks, if the name has several addresses.
+/// Maximum DNS servers that one look-up asks, if the name has several addresses.
 const FAN_OUT: usize = 5;
-/// Names that are looked up again. The names of the objects come before names that wildcards found.
+/// Maximum names that are looked up again. The names of the objects come before names that wildcards found.
 pub(crate) const MAX_PLANNED: usize = 50_000;
 
-/// The status without the addresses whose grace period is over; `None` if all of them stay.
-/// `looked_up` is when the last look-up of a name ended: an address stays until one ended after
-/// its TTL, so that a silent server removes nothing before the failure is counted. A look-up in the
-/// future, by a node with a wrong clock, counts as one of now: its address would stay for as long as
-/// that clock was wrong.
+/// The status without the addresses whose grace period is over; `None` if all of them stay. `looked_up` is when the
+/// last look-up of a name ended: an address stays until a look-up ended after its TTL, so that a silent server
+/// removes nothing before the failure is counted. A look-up in the future, by a node with a wrong clock, counts as a
+/// look-up of now: otherwise its address would stay for as long as that clock was wrong.
 pub(crate) fn expire(
     status: &Status,
     now: UnixTime,
@@ -57,8 +56,8 @@ pub(crate) fn leaves_at(address: &AddressStatus) -> UnixTime {
     UnixTime(address.next().0.saturating_add(GRACE.as_secs()))
 }
 
-/// How long to wait for the next look-up. `remaining` is the time until it is due: none without a
-/// name, zero if it is overdue.
+/// How long to wait for the next look-up. `remaining` is the time until it is due: `None` without a name, zero if it
+/// is overdue.
 pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration {
     match remaining {
         None => LONGEST,
@@ -107,7 +106,7 @@ pub(crate) struct Schedule {
     queue: BTreeSet<(UnixTime, Fqdn)>,
     /// Names of the queue that became due, by object. The keys are those in `turns`.
     due: BTreeMap<ObjectKey, BTreeSet<(UnixTime, Fqdn)>>,
-    /// Objects with due names, that whose turn it is first.
+    /// Objects with due names, in the order of their turns.
     turns: VecDeque<ObjectKey>,
     /// The latest time at which due names were taken.
     clock: UnixTime,
@@ -120,7 +119,7 @@ pub(crate) struct Schedule {
 struct Planned {
     /// Objects of the name, each with the number of its addresses and its next look-up.
     objects: BTreeMap<ObjectKey, (usize, Option<UnixTime>)>,
-    /// When it is looked up; none while it is.
+    /// When it is looked up next; `None` while it is being looked up.
     due: Option<UnixTime>,
     /// The object in whose turn it is looked up, once it is due.
     turn: Option<ObjectKey>,
@@ -150,7 +149,7 @@ impl Schedule {
         let mut names = BTreeMap::from([(object.name.clone(), (0, None))]);
         for entry in &object.status.names {
             let next = entry.addresses.iter().map(|address| {
-                // A time that has not come, of a node with another clock, is now.
+                // A time in the future, from a node with another clock, counts as now.
                 let last = address.last.min(now);
                 AddressStatus { last, ..*address }.next()
             });
@@ -247,8 +246,8 @@ impl Schedule {
         taken
     }
 
-    /// Names that became due wait for the turn of their object: of that with the fewest names, if
-    /// there are several.
+    /// Names that became due wait for the turn of their object. A name of several objects waits for the one with the
+    /// fewest names.
     fn give_turns(&mut self, now: UnixTime) {
         while let Some((at, name)) = self.queue.pop_first() {
             if at > now {
@@ -271,7 +270,8 @@ impl Schedule {
         }
     }
 
-    /// A clock that was set back would have names wait until it is where it was.
+    /// Sets the times of look-ups back if the clock was set back: names would otherwise wait until it shows its
+    /// former time.
     fn follow_clock(&mut self, now: UnixTime) {
         let back = self.clock.since(now.plus(SKEW));
         self.clock = if back > 0 { now } else { self.clock.max(now) };
@@ -341,7 +341,7 @@ impl Schedule {
         self.planned.get(name).map(Planned::addresses)
     }
 
-    /// Whether it has no name.
+    /// Whether no name is planned.
     pub(crate) fn is_empty(&self) -> bool {
         self.planned.is_empty()
     }
@@ -371,7 +371,7 @@ impl Planned {
             return next.unwrap_or(now);
         };
         match next {
-            // A status that could not be written, and small TTLs, are not a loop.
+            // A status that could not be written, or small TTLs, must not cause a loop.
             Some(next) => next.max(last.plus(settings.min_ttl)),
             None if self.silent > 0 => {
                 let doubled = 1_u32 << (self.silent - 1).min(16);

@@ -23,8 +23,8 @@ pub type Changes = Vec<SourceEvent<Resolver>>;
 
 /// Objects of one namespace.
 ///
-/// Every agent lists and watches them. Only the agent that leads creates and deletes them, looks names
-/// up, and removes addresses. [`ResolverStore::observers`] says who adds what pods were answered.
+/// Every agent lists and watches them. Only the agent that leads creates and deletes them, looks names up, and
+/// removes addresses. [`ResolverStore::observers`] says which agents add the answers that pods got.
 pub trait ResolverStore: Send + Sync + 'static {
     fn observers(&self) -> Observers;
 
@@ -61,7 +61,7 @@ pub trait ResolverStore: Send + Sync + 'static {
         name: &Fqdn,
     ) -> impl Future<Output = Result<Created, StoreError>> + Send;
 
-    /// Removes an object. One that is not there is no error.
+    /// Removes an object. A missing object is no error.
     fn delete(&self, key: &ObjectKey) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Replaces the status of an object that is still at `version`.
@@ -73,14 +73,14 @@ pub trait ResolverStore: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Updated, StoreError>> + Send;
 }
 
-/// Which agents write what their pods were answered.
+/// Which agents write the answers that their pods got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observers {
     /// Only the agent that leads.
     Leader,
-    /// Each: the store compares versions. An agent that follows writes an observation only if it
-    /// has an address that the object does not have: the leader refreshes the others, and a write of
-    /// each node for each TTL would grow with the cluster.
+    /// Every agent: the store compares versions. An agent that follows writes an observation only if it has an
+    /// address that the object does not have. The leader renews the others: if each node wrote for each TTL, the load
+    /// would grow with the cluster.
     Every,
 }
 
@@ -125,10 +125,10 @@ pub struct StoreHealth {
 /// Why a store did not do what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// It will not do it: trying again does not help until a setting or a right changes.
+    /// The store refuses: trying again does not help until a setting or a right changes.
     #[error("{0}")]
     Refused(String),
-    /// It cannot do it now.
+    /// The store cannot do it now.
     #[error("{0}")]
     Unavailable(String),
 }

@@ -34,22 +34,22 @@ use super::{
     store::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated},
 };
 
-/// Look-ups at the same time.
+/// Maximum look-ups at the same time.
 const LOOK_UPS: usize = 16;
-/// Writes of objects at the same time.
+/// Maximum writes of objects at the same time.
 const WRITES: usize = 16;
-/// Objects that the core gets at once: answers to pods wait while it plans.
+/// Maximum objects that the core gets at once: answers to pods wait while it plans.
 const OBJECTS: usize = 64;
 /// Attempts to write a status while other agents write it.
 const ATTEMPTS: u32 = 8;
 /// Time until a write that failed is tried again, seconds.
 const RETRY: u32 = 5;
-/// The same for a write that the store refused.
+/// The same for a write that the store refused, seconds.
 const RETRY_REFUSED: u32 = 60;
 /// Time for the last writes at the end.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What the task gets from the core, and sends to it.
+/// The ends of the channels between the task and the core.
 #[derive(Debug)]
 pub struct Ends {
     /// Answers of trusted servers to pods.
@@ -147,7 +147,7 @@ impl<S: ResolverStore> Task<S> {
         stop: CancellationToken,
     ) {
         let observations = self.ends.observations.clone();
-        // Where this agent never writes, nothing changes the role.
+        // In an agent that never writes, nothing changes the role.
         let mut has_role = self.writes;
         loop {
             self.work();
@@ -189,7 +189,7 @@ impl<S: ResolverStore> Task<S> {
     /// Writes what is not written yet.
     async fn drain(&mut self) {
         loop {
-            // Without the pause between two writes of an object.
+            // The last writes do not wait for the pause between two writes of an object.
             self.write(now().plus(book::PAUSE));
             match self.writing.join_next().await {
                 Some(Ok((key, written, error))) => self.wrote(&key, written, error.as_ref()),
@@ -291,7 +291,7 @@ impl<S: ResolverStore> Task<S> {
     fn plan(&mut self) {
         self.replan = None;
         if !self.making.is_empty() {
-            // The end of the last one plans again.
+            // When the last of these ends, the task plans again.
             return;
         }
         let wanted = Arc::clone(&self.ends.names.borrow_and_update());
@@ -314,7 +314,7 @@ impl<S: ResolverStore> Task<S> {
                     Some(name) => match store.create(&key, &name).await? {
                         Created::Done(_) => Ok(()),
                         Created::Exists => match store.get(&key).await? {
-                            // The watch has not sent it yet.
+                            // The object is there, and the watch has not sent it yet.
                             Some(object) if object.name == name => Ok(()),
                             _ => Err(StoreError::Unavailable(format!(
                                 "DNSNameResolver {key} cannot be made for {name}: an object or a file \
@@ -332,7 +332,7 @@ impl<S: ResolverStore> Task<S> {
             Ok(()) => {
                 self.store_problem = None;
                 if self.making.is_empty() {
-                    // The watch may not have sent the last ones: look again soon, not at once.
+                    // The watch may not have sent the last objects yet: the task plans again soon, not at once.
                     self.replan = Some(Instant::now() + Duration::from_millis(100));
                 }
             }
@@ -366,7 +366,7 @@ impl<S: ResolverStore> Task<S> {
                 self.counters.lookups.inc(LookupResult::from(&outcome));
                 self.book.looked_up(name, &outcome, now());
             }
-            // Not a failure of the name.
+            // This is not a failure of the name.
             Err(NoServers) => {
                 self.counters.lookups.inc(LookupResult::NoServer);
                 self.book.not_asked(name, now());
@@ -449,8 +449,7 @@ impl<S: ResolverStore> Task<S> {
     }
 }
 
-/// What the log says of a change. An agent that does not lead does not know whether another one
-/// does.
+/// The log's line about a change of role. An agent that does not lead does not know whether another one does.
 fn change_of_role(before: Role, now: Role) -> Option<&'static str> {
     match (before != Role::Follows, now != Role::Follows) {
         (false, true) => Some("this agent looks up names of EgressFirewalls now"),

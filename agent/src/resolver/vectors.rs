@@ -212,7 +212,7 @@ fn lookup_to_status(id: &str, case: &Value) {
         })
         .collect();
     for lookup in list(&case["lookups"]) {
-        // A and AAAA questions only are looked at.
+        // Only A and AAAA questions are looked at.
         if !["A", "AAAA"].contains(&text(&lookup["qtype"])) {
             continue;
         }

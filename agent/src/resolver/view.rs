@@ -48,7 +48,7 @@ pub struct NameView {
     pub degraded: Option<String>,
     /// Seconds until the next look-up, if this agent looks names up.
     pub next_lookup_seconds: Option<u64>,
-    /// Who gave its addresses: `look-up`, `pod` or `store`.
+    /// Source of its addresses: `look-up`, `pod` or `store`.
     pub said_by: String,
 }
 

@@ -17,19 +17,19 @@ use shared_maps::EndpointId;
 use super::Feeds;
 use crate::proxies::Proxies;
 
-/// Failed steps of one plan that are logged one by one.
+/// Maximum failed steps of one plan that are logged one by one.
 const LOGGED: usize = 10;
-/// Mappings and steps that a stream's own thread carries out at most.
+/// Maximum mappings, and maximum steps, that a stream's own thread carries out.
 const FEW: usize = 16;
 
-/// What became of an event that a stream's thread tried to carry out.
+/// The result of an attempt of a stream's thread to carry out an event.
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives on the stack, for one match"
 )]
 pub(super) enum AtOnce {
     Done,
-    /// It is planned. The core's thread has to carry the plan out.
+    /// The event is planned. The core's thread has to carry the plan out.
     Planned,
     /// Nothing was done with it.
     Refused(Event),
@@ -83,7 +83,7 @@ impl Engine {
         AtOnce::Done
     }
 
-    /// Carries out what a stream's thread planned. Comes before everything else.
+    /// Carries out what a stream's thread planned. This comes before everything else.
     pub(super) fn finish_planned(&mut self) {
         if let Some(plan) = self.planned.take() {
             self.carry_out(plan, false);
@@ -156,7 +156,7 @@ impl Engine {
         }
         let effects = self.core.commit(BootTime::now(), plan, &failures);
         if by_source || !writes_files_only {
-            // Before the rules that lean on it.
+            // This comes before the rules that refer to the change.
             self.proxies.changed();
         }
         self.publish(effects);

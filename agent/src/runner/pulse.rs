@@ -36,23 +36,23 @@ struct Beats {
 }
 
 impl Pulse {
-    /// The core has done a step.
+    /// Notes that the core has done a step.
     pub(crate) fn beat(&self) {
         self.0.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Before work, on the core's thread.
+    /// Notes the start of work. To be called on the core's thread.
     pub(super) fn begin(&self) {
         self.beat();
         self.0.is_busy.store(true, Ordering::Release);
     }
 
-    /// The core's thread has nothing to do.
+    /// Notes that the core's thread has nothing to do.
     pub(super) fn rest(&self) {
         self.0.is_busy.store(false, Ordering::Release);
     }
 
-    /// This thread is the core's.
+    /// Notes that this thread is the core's.
     pub(super) fn is_of_this_thread(&self) {
         let thread = nix::unistd::gettid().as_raw();
         self.0.thread.store(thread, Ordering::Release);
@@ -62,7 +62,7 @@ impl Pulse {
     /// block; it returns false when the core has ended.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread could not be started.
     pub(crate) fn watch(&self, prod: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
         let pulse = self.clone();
         thread::Builder::new()
@@ -72,7 +72,7 @@ impl Pulse {
                 while prod() {
                     thread::sleep(TICK);
                     if let Some(text) = pulse.hangs(&mut stalled) {
-                        // Not through the log, whose lock may be what the core hangs with.
+                        // The log is not used: the core may hang while it holds the log's lock.
                         let stderr = io::stderr();
                         let _lost = nix::unistd::write(stderr.as_fd(), text.as_bytes());
                         process::abort();
@@ -82,7 +82,7 @@ impl Pulse {
         Ok(())
     }
 
-    /// What to say of a core that hangs. To be called once in a tick.
+    /// The message about a core that hangs. To be called once in a tick.
     fn hangs(&self, stalled: &mut Stalled) -> Option<String> {
         let beats = self.0.count.load(Ordering::Acquire);
         let ticks = stalled.ticks(beats);
@@ -161,7 +161,7 @@ mod tests {
             thread::yield_now();
         }
         let ticks = (0..2 * COMPUTING).take_while(|_| pulse.hangs(&mut stalled).is_none());
-        // The first one sees the beat.
+        // The first tick still sees the beat.
         assert_eq!(ticks.count(), ASLEEP as usize);
         let text = pulse.hangs(&mut stalled).unwrap();
         assert!(text.contains("within one step (state S"), "{text}");

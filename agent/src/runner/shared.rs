@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::engine::{AtOnce, Engine};
 
-/// See the module. Only the core's thread waits for the lock; the others try it.
+/// The engine and its lock. Only the core's thread waits for the lock; other threads only try it.
 #[derive(Default)]
 pub(super) struct Shared {
     engine: Mutex<Option<Engine>>,
@@ -54,7 +54,7 @@ impl Drop for Trial<'_> {
 }
 
 impl Shared {
-    /// Before this the core has no events to carry out: they wait.
+    /// Makes the engine available. Before this, events wait.
     pub(super) fn begin(&self, engine: Engine) {
         *self.engine.lock() = Some(engine);
     }
@@ -76,7 +76,7 @@ impl Shared {
         Queued(Arc::clone(&self.queued))
     }
 
-    /// When the core's thread has to wake, as it now goes to sleep; none if it may not sleep.
+    /// Called before the core's thread sleeps. Returns when the thread has to wake; `None` if it may not sleep.
     pub(super) fn rest(&self) -> Option<Option<BootTime>> {
         let mut engine = self.engine.lock();
         let engine = engine.as_mut()?;
@@ -93,8 +93,8 @@ impl Shared {
         self.wake.notified().await;
     }
 
-    /// Carries the event out if the core is at rest and it is done in microseconds. Gives it
-    /// back if it has to be queued.
+    /// Carries the event out if the core is at rest and the event takes microseconds. Returns the event if it has to
+    /// be queued.
     pub(super) fn step_at_once(&self, event: Event) -> Option<Event> {
         if !matches!(event, Event::Mappings(_)) {
             return Some(event);
@@ -104,7 +104,7 @@ impl Shared {
         };
         let wake = &self.wake;
         let mut trial = Trial { engine, wake };
-        // What a sender queued before is counted: its events stay in their order.
+        // If a sender has an earlier event in the queue, this event must not overtake it.
         if self.queued.load(Ordering::Acquire) > 0 {
             return Some(event);
         }

@@ -1,4 +1,4 @@
-//! What the owner of a node says of itself, in its state directory: a standby reads it also if the owner hangs.
+//! What the owner of a node says of itself, in its state directory: a standby reads this even if the owner hangs.
 
 use std::{io, path::Path};
 
@@ -35,10 +35,10 @@ impl OwnerFile {
         write_json(&state_dir.join(FILE), self)
     }
 
-    /// None if there is no such file, or a damaged one: it is the owner's to write.
+    /// `None` if there is no such file, or a damaged one: only the owner writes it.
     ///
     /// # Errors
-    /// It cannot be read, or a newer release wrote it.
+    /// The file cannot be read, or a newer release wrote it.
     pub(crate) fn read(state_dir: &Path) -> Result<Option<Self>, StateFileError> {
         match state_file::read_versioned(&state_dir.join(FILE), VERSION)? {
             Content::Found(file) => Ok(Some(file)),

@@ -7,10 +7,10 @@
 //!   if the proxy counts it as released unplumbed;
 //! - nothing is removed before lease end + 5 s, except leases that their holders returned.
 //!
-//! - where expired addresses are kept for connections: what one uses has its labels.
+//! - where expired addresses are kept for connections: an address that a connection uses has its labels.
 //!
-//! All as long as maps take what is written: while they do not, policy that proxies have
-//! (`docs/design/0004-rules-after-failures.md`) may be ahead of them.
+//! All of this holds while writes to maps succeed. While they fail, policy that proxies have
+//! (`docs/design/0004-rules-after-failures.md`) may be ahead of the maps.
 //!
 //! Once everything has come to rest, every answer that is still valid is plumbed, whatever was
 //! killed in between; and when all has expired, nothing is left.
@@ -35,10 +35,10 @@ const SHORTEST: u32 = 1;
 const LONGEST: u32 = 86_400;
 /// TTLs of answers, in seconds.
 const TTLS: [u32; 5] = [SHORTEST, 20, 60, 600, LONGEST];
-/// Number of proxies at once.
+/// Number of proxies that run at the same time.
 const PROXIES: usize = 2;
 
-/// Always there, so that answers are accepted.
+/// A policy that is always there, so that answers are accepted.
 const DNS: &str = r"
   endpointSelector: {}
   egress:
@@ -171,7 +171,7 @@ enum Act {
     RemoveOther,
     /// The pod of another node is app=web or app=db now, or is removed.
     ClusterPod(Option<bool>),
-    /// Its namespace has this label `team` now, or is removed.
+    /// The pod's namespace has this label `team` now, or is removed.
     Team(Option<&'static str>),
     /// The Service has these ports now, or is removed.
     Service(Option<&'static [ServicePort]>),
@@ -239,7 +239,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-/// What decides over addresses in use, and little else.
+/// Acts that matter for addresses in use, and few others.
 fn uses() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         6 => (select(&NAMES), Addresses::any(), select(&TTLS)).prop_map(|(n, a, t)| Act::Answer(0, n, a, t)),
@@ -387,7 +387,7 @@ fn a_killed_proxys_lease_is_honoured_to_its_end() {
     ]);
 }
 
-/// It is over with the process, however long its TTL was.
+/// The lease is over with the process, however long the answer's TTL was.
 #[test]
 fn a_killed_proxys_lease_ends_when_its_process_has_ended() {
     let mut world = World::new();

@@ -49,7 +49,7 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 /// Port rules of one endpoint: servers by identity, names.
 type Rules = Vec<(BTreeSet<u32>, Names)>;
 
-/// No list = every name.
+/// Allowed names; `None` = every name.
 #[derive(Debug)]
 struct Names(Option<Vec<SelectorMatcher>>);
 
@@ -111,7 +111,7 @@ impl Memory {
             .collect();
     }
 
-    /// Whether it would forward a pod's query. An unknown source ends it.
+    /// Whether the proxy would forward a pod's query. A query from an unknown source ends the proxy.
     pub(crate) fn allows(&self, client: &str, server: &str, protocol: u32, name: &str) -> bool {
         let client: IpAddr = client.parse().unwrap();
         let server: IpAddr = server.parse().unwrap();
@@ -205,7 +205,7 @@ impl CiliumProxy {
         self.link.acks.send(ack).await.unwrap();
     }
 
-    /// Takes states until this holds.
+    /// Takes states until `wanted` holds.
     pub(crate) async fn until(&mut self, what: &str, wanted: impl Fn(&Memory) -> bool) {
         let deadline = Instant::now() + TEST_TIMEOUT;
         while !wanted(&self.memory) {
@@ -215,7 +215,7 @@ impl CiliumProxy {
         }
     }
 
-    /// Waits until the agent pinged so often.
+    /// Waits until the agent has sent this many pings.
     pub(crate) async fn pinged(&self, times: usize) {
         let pings = || self.link.pings.load(Ordering::Relaxed);
         until_async("pings of the agent", pings, |pings| *pings >= times).await;

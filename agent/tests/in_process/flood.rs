@@ -13,10 +13,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
-/// Mappings in each of its batches.
+/// Mappings in each batch of the client.
 const BATCH: usize = 4096;
-/// Most batches that the agent's queue and the connection's buffers may hold. If only events were
-/// counted, more than a thousand would fit into the queue.
+/// Maximum batches that the agent's queue and the connection's buffers may hold. If only events were counted, more
+/// than a thousand would fit into the queue.
 const HELD: usize = 32;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

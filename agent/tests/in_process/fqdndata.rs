@@ -27,11 +27,11 @@ use crate::{
 };
 
 const UDP: u32 = 17;
-/// An address of the world.
+/// An address outside of the cluster.
 const SERVER: &str = "9.9.9.9";
 const SERVER6: &str = "2001:db8::9";
 
-/// As in the product, with shorter times.
+/// Timings as in the product, but shorter.
 fn brisk() -> Timings {
     Timings {
         pace: Duration::from_millis(50),
@@ -343,7 +343,7 @@ async fn the_first_answers_of_a_new_pod_are_realised() {
         labels: pod().labels,
         ..bystander()
     };
-    // It is added, and another endpoint replaces it.
+    // The endpoint is added, and another endpoint replaces it.
     for ifindex in [43, 44] {
         let mut spec = new.clone();
         spec.interface.ifindex = ifindex;

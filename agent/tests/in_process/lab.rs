@@ -1,4 +1,4 @@
-//! An agent with its parts at hand.
+//! An agent whose parts the tests can reach.
 
 use std::{
     net::IpAddr,

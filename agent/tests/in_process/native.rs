@@ -19,7 +19,7 @@ use tonic::Streaming;
 
 use crate::lab::{Lab, Mappings, TEST_TIMEOUT, mapping, pod, policy};
 
-/// A lab where the pod may reach `*.example.com`: its number, and a stream of mappings.
+/// A lab where the pod may reach `*.example.com`, with the pod's endpoint number and a stream of mappings.
 async fn reporting() -> (Lab, u32, Mappings) {
     let lab = Lab::start_synced().await;
     let endpoint = lab.endpoint().await;
@@ -390,7 +390,7 @@ async fn each_stream_has_its_own_revision_and_none_waits_for_another() {
     refusing.answer(second, "no room").await;
     acknowledged(&lab, vec![(second, false), (first, true), (0, false)]).await;
 
-    // The stream that refused starts again, and the others continue. Its events are handled again.
+    // The stream that refused starts again, and its events are handled again. The other streams continue.
     apply(&lab, "*.example.net").await;
     let (third, ..) = good.delta().await;
     good.answer(third, "").await;

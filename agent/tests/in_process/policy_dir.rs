@@ -362,7 +362,7 @@ fn an_object_of_a_kind_that_is_not_read_keeps_no_other_document_of_its_file() {
     write(dir.path(), "cluster.yaml", &file(&[&misspelt, &deployment]));
     assert_eq!(words(&source.refresh()), ["rejected 2"]);
 
-    // The same without a namespace, which is `default`.
+    // The same for a document without a namespace, which then is `default`.
     let in_default = |kind: &str| {
         format!(
             "- apiVersion: v1\n  kind: {kind}\n  metadata:\n    name: c\n  status:\n    phase: Running\n    podIP: 10.2.0.3\n"

@@ -23,7 +23,7 @@ async fn numbers_and_learned_addresses_survive() {
         )])
         .await;
     assert!(stream.result(1).await.realised);
-    // The second result says that it is on disk.
+    // The second result says that the mapping is on disk.
     assert!(stream.result(1).await.durable);
     let key = ipcache_key(address.into(), 32);
     let identity = lab.datapath.memory.lock().ipcache[&key].sec_identity;

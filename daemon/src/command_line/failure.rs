@@ -18,7 +18,7 @@ pub const USAGE: u8 = 2;
 pub const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure, or the answer is no (not allowed, not ready, \
                               refused); 2 wrong usage or configuration.";
 
-/// Prints wrong usage or the help that was requested, and gives the exit code.
+/// Prints the usage error or the requested help. Returns the exit code.
 pub fn usage(program: &str, error: &clap::Error, command: &Command, line: &[OsString]) -> ExitCode {
     let _closed = error.print();
     if let Some(variable) = variable(error, command, line) {
@@ -31,7 +31,8 @@ pub fn usage(program: &str, error: &clap::Error, command: &Command, line: &[OsSt
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE))
 }
 
-/// The only command with the name that is unknown where it stands, such as `policy validate` for `validate`.
+/// The only command that has the unknown name in another place, such as `policy validate` for
+/// `validate`.
 fn elsewhere(error: &clap::Error, command: &Command) -> Option<String> {
     let (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word))) =
         (error.kind(), error.get(ContextKind::InvalidSubcommand))
@@ -46,7 +47,7 @@ fn elsewhere(error: &clap::Error, command: &Command) -> Option<String> {
     }
 }
 
-/// Adds the commands below `command`, which is called `path`, whose name is `word`.
+/// Adds the commands with the name `word` below `command`, whose full name is `path`.
 fn find_commands(command: &Command, path: &str, word: &str, found: &mut Vec<String>) {
     let visible = command.get_subcommands().filter(|one| !one.is_hide_set());
     for one in visible.filter(|one| one.get_name() != "help") {
@@ -58,7 +59,7 @@ fn find_commands(command: &Command, path: &str, word: &str, found: &mut Vec<Stri
     }
 }
 
-/// The environment variable that has a wrong value; none if `line` has the flag.
+/// The environment variable that has a wrong value; `None` if `line` has the flag.
 fn variable(error: &clap::Error, command: &Command, line: &[OsString]) -> Option<String> {
     let kinds = [ErrorKind::ValueValidation, ErrorKind::InvalidValue];
     let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
@@ -97,13 +98,13 @@ pub fn causes(error: &dyn Error) -> String {
     text
 }
 
-/// Prints an error of `program`, and gives the exit code.
+/// Prints an error of `program`. Returns the exit code.
 pub fn failed(program: &str, code: u8, error: &dyn Display) -> ExitCode {
     note(program, error);
     ExitCode::from(code)
 }
 
-/// Prints a line of `program` on standard error. A closed standard error is no reason to end.
+/// Prints a line of `program` on standard error. Errors of writing are ignored.
 pub fn note(program: &str, text: &dyn Display) {
     use std::io::Write as _;
     let line = format!("{program}: {}\n", harmless(&text.to_string()));
@@ -122,7 +123,7 @@ mod tests {
         ]);
         for (word, found) in [
             ("validate", Some("policy validate")),
-            // There are two.
+            // Two commands have this name.
             ("get", None),
             ("ghost", None),
         ] {

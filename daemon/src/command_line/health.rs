@@ -16,7 +16,7 @@ pub struct HealthArgs {
 /// Answer of `health`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Health {
-    /// Whether the program is as it must be: ready, or with `--live` one that answers.
+    /// Whether the program is ready or, with `--live`, whether it answers.
     pub healthy: bool,
     /// What is missing, each with its reason.
     pub missing: Vec<String>,
@@ -31,7 +31,7 @@ impl Health {
         }
     }
 
-    /// As lines to read.
+    /// The answer as lines of text.
     pub fn text(&self) -> String {
         let first = match self.healthy {
             true => "healthy",
@@ -61,14 +61,14 @@ pub struct Versions {
 pub struct Running {
     /// Its name, for example that of a proxy.
     pub name: String,
-    /// Its process id, as it sees it.
+    /// Its process id, in its own PID namespace.
     pub pid: u32,
     /// Its version.
     pub version: String,
 }
 
 impl Versions {
-    /// As lines to read.
+    /// The answer as lines of text.
     pub fn text(&self) -> String {
         let mut text = format!("{} {}\n", self.program, self.version);
         for Running { name, pid, version } in &self.running {

@@ -44,7 +44,7 @@ impl fmt::Display for MetricsAddress {
 }
 
 impl MetricsAddress {
-    /// Addresses to bind, of which the first that the node has is used; none if metrics are off.
+    /// Addresses to try to bind, best first; empty if metrics are off.
     pub fn candidates(&self) -> Vec<SocketAddr> {
         match self {
             Self::Off => Vec::new(),

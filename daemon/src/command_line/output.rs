@@ -11,7 +11,7 @@ use super::terminal::{self, Screen, harmless};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// Text to read, in columns.
-    // The proxy had it as text.
+    // `text` is the former name of this value.
     #[value(alias = "text")]
     Table,
     /// One JSON value.
@@ -28,16 +28,16 @@ pub struct OutputArgs {
     pub output: Output,
 }
 
-/// Why an answer is not printed.
+/// Why a value is not printed.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Write(#[from] io::Error),
-    /// A value has no JSON.
+    /// The value cannot be written as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// A value has no YAML.
+    /// The value cannot be written as YAML.
     #[error("the answer cannot be written as YAML: {0}")]
     Yaml(#[from] serde_yaml_ng::Error),
 }
@@ -64,8 +64,8 @@ pub fn print<T: Serialize + ?Sized>(
     Ok(())
 }
 
-/// Prints one of several values: a line of JSON, or a document of YAML after a line `---`. Whether the
-/// reader still reads.
+/// Prints one of several values: a line of JSON, or a document of YAML after a line `---`. Returns
+/// whether the reader still reads.
 ///
 /// # Errors
 /// Standard output cannot be written.

@@ -4,9 +4,9 @@ use super::terminal::{Screen, one_line};
 
 /// The heading of a column, and what it shows of an item.
 pub type Column<'a, T> = (&'a str, fn(&T) -> String);
-/// No column is narrower on a terminal, unless its cells are.
+/// Least width of a column on a terminal, unless its cells are narrower.
 const NARROWEST: usize = 14;
-/// A line of a cell ends after one of these, if it must end.
+/// Characters after which a cell may be broken into lines.
 const BREAKS: [char; 3] = [',', ' ', '/'];
 
 /// A row for each item, in the width of the terminal.
@@ -40,7 +40,7 @@ fn render(heading: &[&str], rows: &[Vec<String>], width: Option<usize>) -> Strin
     text
 }
 
-/// Takes columns from the widest until a line fits.
+/// Makes the widest columns narrower until a line fits.
 fn narrow(widths: &mut [usize], width: usize) {
     let gaps = 2 * widths.len().saturating_sub(1);
     while widths.iter().sum::<usize>() + gaps > width {
@@ -83,7 +83,7 @@ fn folded(cell: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A list in a cell; `-` for none.
+/// A list in a cell; `-` if it is empty.
 pub fn list<T: ToString>(items: &[T]) -> String {
     if items.is_empty() {
         return "-".to_owned();

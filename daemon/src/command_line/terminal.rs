@@ -1,13 +1,13 @@
-//! The terminal of a command: its width and colours, and text that does not steer it.
+//! The terminal of a command: its width and colours, and text without control characters for it.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
     sync::OnceLock,
 };
 
-/// The screen of this process; unset = no terminal.
+/// The screen of this process. Unset: there is no terminal.
 static SCREEN: OnceLock<Screen> = OnceLock::new();
-/// Narrower tables cannot be read.
+/// Least width of a table. Narrower ones cannot be read.
 const NARROWEST: usize = 40;
 /// First words of lines about what is wrong, and about what deserves a look.
 const BAD: [&str; 5] = ["PROBLEM", "DROPPED", "REFUSED", "refused:", "deny"];
@@ -16,14 +16,15 @@ const ODD: [&str; 2] = ["WARNING", "warning:"];
 /// How standard output shows a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Screen {
-    /// Columns of a line; none = no terminal, so a line may be of any length.
+    /// Columns of a line; `None` without a terminal, so that a line may have any length.
     pub width: Option<usize>,
     /// Whether words may be coloured.
     pub colours: bool,
 }
 
 impl Screen {
-    /// Standard output as `main` found it with [`Screen::detect`]; without that, no terminal.
+    /// The screen that `main` found with [`Screen::detect`]. If it was not called, there is no
+    /// terminal.
     pub fn current() -> Self {
         SCREEN.get().copied().unwrap_or_default()
     }
@@ -87,18 +88,18 @@ fn is_heading(line: &str) -> bool {
         && words.all(|word| word.chars().all(is_capital))
 }
 
-/// Text that steers no terminal: each control character except line feed and tab, and each character that
-/// changes the direction of others, is an escape of JSON. Names and reasons come from peers.
+/// Text that cannot control a terminal: control characters except line feed and tab, and characters
+/// that change the direction of others, become JSON escapes. Names and reasons come from peers.
 pub fn harmless(text: &str) -> String {
     escaped(text, |c| !matches!(c, '\n' | '\t') && is_steering(c))
 }
 
-/// As [`harmless`], in one line.
+/// Like [`harmless`], in one line.
 pub(super) fn one_line(text: &str) -> String {
     escaped(text, is_steering)
 }
 
-/// Whether a character does more to a terminal than fill a place.
+/// Whether a character controls the terminal instead of filling a place on it.
 pub(super) fn is_steering(c: char) -> bool {
     let turns =
         matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -119,8 +120,8 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     characters.collect()
 }
 
-/// Writes to standard output. The result says whether its reader still reads: one that closed the pipe
-/// has read enough.
+/// Writes to standard output. Returns whether the reader still reads. A reader that closed the pipe
+/// is no error.
 ///
 /// # Errors
 /// Standard output cannot be written, for example because the disk is full.

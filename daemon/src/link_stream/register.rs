@@ -1,4 +1,4 @@
-//! The one door to the registration of a unix socket for one kind of event.
+//! Registers a unix socket for one kind of event. It is a module of its own because it is `unsafe`.
 
 use std::{io, os::unix::net::UnixStream};
 

@@ -9,12 +9,12 @@ use super::name_run;
 pub struct Glob {
     /// One or more whole labels come first.
     labels: bool,
-    /// Literals; between each two, zero or more name bytes. At least one.
+    /// At least one literal, with zero or more name bytes between each two.
     literals: Box<[Box<str>]>,
 }
 
 impl Glob {
-    /// From normalised pattern text: lower case, with the final dot.
+    /// Compiles normalised pattern text: lower case, with the final dot.
     pub(super) fn new(text: &str) -> Self {
         let stars = text.bytes().take_while(|b| *b == b'*').count();
         let tail = text.get(stars..).and_then(|rest| rest.strip_prefix('.'));
@@ -25,7 +25,7 @@ impl Glob {
         let mut literals: Vec<Box<str>> = Vec::new();
         let mut in_stars = false;
         for piece in rest.split('*') {
-            // A run of stars is one: the empty pieces between them say nothing.
+            // A run of stars counts as one: the empty pieces between them say nothing.
             if in_stars && piece.is_empty() {
                 continue;
             }

@@ -12,7 +12,7 @@ use crate::rule::{NameRule, NameRules};
 
 /// Expression that Cilium writes for `*`.
 const STAR: &str = "[-a-zA-Z0-9_]*";
-/// What `**.` at the start becomes.
+/// Expression that Cilium writes for `**.` at the start.
 const LABELS: &str = "([-a-zA-Z0-9_]+([.][-a-zA-Z0-9_]+){0,})[.]";
 /// Expression that matches every name, as the whole text.
 const ALL: &str = "(?:)";

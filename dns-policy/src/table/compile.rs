@@ -1,4 +1,4 @@
-//! Turns rules into matchers, keeping one of each kind.
+//! Turns rules into matchers. Equal matchers are shared.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -101,7 +101,7 @@ impl Compiler {
         }
         let (shared, first) = add_use(&mut self.matchers, Arc::new(matcher));
         if !first {
-            // The one that is shared has its uses counted already.
+            // The names of the shared matcher have their uses counted already.
             let ids = shared
                 .exact
                 .iter()
@@ -174,7 +174,7 @@ fn add_use<T: ?Sized + Eq + std::hash::Hash>(
     (value, true)
 }
 
-/// One use less; whether it was the last.
+/// Takes away one use. Gives whether it was the last.
 fn drop_use<T: ?Sized + Eq + std::hash::Hash>(
     uses: &mut HashMap<Arc<T>, usize>,
     value: &Arc<T>,

@@ -91,7 +91,7 @@ impl Dictionary {
         id
     }
 
-    /// Counts one use less. The number of an unused name is free for another name.
+    /// Counts one use fewer. The number of an unused name is free for another name.
     pub(super) fn release(&mut self, id: NameId) {
         let Some(name) = self.text.get(&id).cloned() else {
             return;

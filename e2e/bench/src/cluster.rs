@@ -11,6 +11,7 @@ use clap::Args;
 use holdfast_e2e::bench::usage;
 
 mod changes;
+mod identities;
 pub(crate) mod objects;
 pub(crate) mod report;
 mod soak;
@@ -23,7 +24,7 @@ use watched::Cluster;
 /// First synchronisation, memory, and the cost of changes.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Only parts whose name contains this: sync, growth; soak runs only by name
+    /// Only parts whose name contains this: sync, growth, identities; soak runs only by name
     filter: Option<String>,
     /// A tenth of the cluster
     #[arg(long)]
@@ -59,6 +60,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if wanted("growth") {
         growth(&mut report, size(tenths))?;
+    }
+    if wanted("identities") {
+        identities::measure(&mut report, 1_000 * tenths)?;
     }
     if options.filter.as_deref() == Some("soak") {
         let limit = Duration::from_secs(options.soak_seconds);

@@ -199,8 +199,8 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// What the processes on the paths ask of the kernel under full load, in a run of its own: the
-    /// counters slow each system call down.
+    /// Counts the kernel's work for the processes on the paths under full load. This is a separate
+    /// run, because the counters slow down each system call.
     fn count_calls(&self, paths: &[&'static paths::Path]) -> Result<Vec<Calls>> {
         let tracepoints = Tracepoints::read()?;
         let mut calls = Vec::new();
@@ -307,7 +307,8 @@ fn start_proxy(lab: &Lab, workers: Option<u16>, transparent: bool) -> Result<Pro
     Ok(Programs { agent, sdp })
 }
 
-/// On the usual port 100 patterns, on another port 10,000. Each name matches one.
+/// The policy has 100 patterns on the usual port, and 10,000 on another port. Each name matches one
+/// of them.
 fn policy() -> String {
     let list = |count| {
         let patterns: Vec<String> = (0..count)

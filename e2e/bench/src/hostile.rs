@@ -12,8 +12,8 @@ use serde_json::json;
 
 /// Highest ratio of pod B's times under attack to those on a quiet node.
 const FACTOR: f64 = 3.0;
-/// The same under a flood of UDP queries, and while a process of the node connects to the agent as
-/// fast as it can: these take one of two CPUs.
+/// Highest ratio under a flood of UDP queries, and while a process of the node connects to the
+/// agent as fast as it can. These attacks use one of two CPUs.
 const CPU_FACTOR: f64 = 5.0;
 
 /// Name of the row in which the node's only proxy is killed, and no pod attacks.

@@ -1,4 +1,5 @@
-//! The benchmarks, each a subcommand. `cargo xtask bench NAME` builds what one starts, and runs it.
+//! The benchmarks, each a subcommand. `cargo xtask bench NAME` builds the programs that a benchmark
+//! starts, and runs it.
 
 mod agent;
 mod attach;

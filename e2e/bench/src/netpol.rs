@@ -1,8 +1,8 @@
 //! `cargo xtask bench netpol`: NetworkPolicies by nftables, while the node, its policies and the
 //! cluster grow. Fails if a promise is broken.
 //!
-//! The agent is the program itself, the API server that of the tests. Pods have documents and no
-//! namespaces: no packet is sent.
+//! The agent is the real program, and the API server is that of the tests. Pods have documents and
+//! no namespaces: no packet is sent.
 
 mod renderings;
 
@@ -35,24 +35,24 @@ pub(crate) struct Options {
     json: PathBuf,
 }
 
-/// A change in the largest cluster costs at most so many times as much as in the smallest.
+/// Highest ratio of the cost of a change in the largest cluster to that in the smallest.
 const FLAT: f64 = 2.0;
-/// A batch takes at most so much of the time of `nft` with the same change.
+/// Highest ratio of the time of a batch to the time of `nft` for the same change.
 const OF_NFT: f64 = 0.05;
-/// Memory over `netpol run` without policies and pods, MiB.
+/// Most memory in addition to that of `netpol run` without policies and pods, MiB.
 const MEMORY_MIB: f64 = 64.0;
-/// From the change at the API server until the kernel's table has it, 99th percentile.
+/// Longest time from a change at the API server until the kernel's table has it, 99th percentile.
 const DELAY: Duration = Duration::from_millis(50);
-/// CPU time from the start until the first table is in force. Most of the time is the API server's, which
-/// is that of the tests.
+/// Most CPU time from the start until the first table is in force. The tests' API server needs most
+/// of the elapsed time.
 const FIRST: Duration = Duration::from_secs(3);
 
 /// Changes that come one after another.
 const ALONE: usize = 100;
-/// Changes that come at a fixed rate, and this rate.
+/// Number of changes that come at a fixed rate, and this rate per second.
 const PACED: usize = 1_000;
 const RATE: u32 = 200;
-/// Between changes that shall not share a batch: longer than the agent waits for more.
+/// Pause between changes that must not share a batch: longer than the agent waits for more changes.
 const APART: Duration = Duration::from_millis(60);
 /// Runs of `nft`.
 const RUNS: u32 = 20;
@@ -64,7 +64,7 @@ const LOCAL: usize = 50_000;
 const REPLICAS: usize = 10;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How large everything is.
+/// Numbers of the node's pods, of policies, and of the cluster's pods.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     local: usize,
@@ -191,7 +191,7 @@ struct Node {
     lab: Lab,
     api: ApiServer,
     netpol: Program,
-    /// From its start until the first table was in force.
+    /// Time from its start until the first table was in force.
     first: Duration,
     /// CPU time of the agent until then.
     first_cpu: Duration,
@@ -234,7 +234,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Another version of a pod that changes: it leaves its group, or comes back.
+    /// Changes the labels of a pod, so that it leaves its group or comes back.
     fn change(&self, n: usize) -> Result<()> {
         let track = ["canary", "stable"][n / CHANGING % 2];
         self.api.put(objects::pod(n % CHANGING, track)).map(|_| ())
@@ -249,14 +249,15 @@ impl Node {
         self.lab.node.enter(|| {
             runtime.block_on(async {
                 let events = TableEvents::open(nft::TABLE)?;
-                // An even number of rounds: afterwards every pod is as before.
+                // The number of rounds is even, so that every pod is unchanged at the end.
                 for n in 0..2 * ALONE {
                     let begin = Instant::now();
                     self.change(n)?;
                     let changed = tokio::time::timeout(LIMIT, events.changed());
                     changed.await.context("the table does not change")??;
                     delays.push(begin.elapsed());
-                    // The next change is not in the same batch, and meets an idle agent.
+                    // With this pause, the next change is not in the same batch and finds an idle
+                    // agent.
                     let quiet = Duration::from_millis(60);
                     while tokio::time::timeout(quiet, events.changed()).await.is_ok() {}
                 }
@@ -267,7 +268,7 @@ impl Node {
         Ok(delays)
     }
 
-    /// CPU time of the agent for a change, at a fixed rate.
+    /// CPU time of the agent for each change, at a fixed rate of changes.
     fn cost(&self) -> Result<Duration> {
         self.settle()?;
         let before = usage::cpu_time(self.netpol.id())?;
@@ -284,7 +285,7 @@ impl Node {
     /// Mean time of batches of one change each.
     fn commit(&self) -> Result<Duration> {
         let before = self.commits()?;
-        // An even number of rounds: afterwards every pod is as before.
+        // The number of rounds is even, so that every pod is unchanged at the end.
         for n in 0..2 * CHANGING {
             self.change(n)?;
             std::thread::sleep(APART);
@@ -346,7 +347,7 @@ impl Node {
     }
 }
 
-/// Batches of the agent that were no whole table.
+/// Batches of the agent that did not write a whole table.
 struct Commits {
     seconds: f64,
     count: f64,
@@ -359,7 +360,7 @@ impl Commits {
     }
 }
 
-/// A policy about pods of this node: they may be reached from an app of the cluster.
+/// A policy that lets pods of an app in the cluster reach pods of this node.
 fn policy(number: usize, size: Size) -> Value {
     let local = number % (size.local / REPLICAS).max(1) * REPLICAS + LOCAL;
     let peer = number % (size.pods / REPLICAS).max(1);

@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio_util::task::TaskTracker;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-/// Until every agent has every pod.
+/// Longest wait until every agent has every pod.
 const SYNC: Duration = Duration::from_secs(120);
 /// Port that the relay listens on.
 const PORT: u16 = 9971;
@@ -47,7 +47,7 @@ pub(crate) struct Options {
     json: PathBuf,
 }
 
-/// What the agents saw, all together.
+/// Data of all agents together.
 #[derive(Debug, Default)]
 struct Seen {
     synced: AtomicUsize,
@@ -92,7 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .tls_config(tls)?
         .initial_stream_window_size(1 << 20);
 
-    // The first one shows when the relay has read everything.
+    // The first follower shows when the relay has read everything.
     let follower = |n: usize| {
         let (endpoint, seen, pods) = (endpoint.clone(), Arc::clone(&seen), options.pods);
         async move {
@@ -184,7 +184,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// As a pod of a Deployment with a hundred replicas.
+/// A pod like those of a Deployment with a hundred replicas.
 fn a_pod(n: u32, generation: u32) -> serde_json::Value {
     let address = format!("10.{}.{}.{}", 100 + generation, n / 250, n % 250 + 1);
     let labels = json!({
@@ -212,7 +212,7 @@ fn synced(seen: &Seen, agents: usize) -> Result<()> {
     })
 }
 
-/// Connects until the relay is ready, then counts.
+/// Tries to connect until the relay is ready, then counts.
 async fn follow(endpoint: &Endpoint, n: usize, pods: u32, seen: &Seen) -> Result<()> {
     let request = FollowRequest {
         version: "bench".to_owned(),
@@ -248,7 +248,7 @@ async fn follow(endpoint: &Endpoint, n: usize, pods: u32, seen: &Seen) -> Result
                     }
                 }
                 Step::Put(put) if put.key.starts_with("Pod/") => have += 1,
-                // The end of a snapshot.
+                // A view marks the end of a snapshot.
                 Step::View(_) if !is_synced => {
                     ensure!(have == pods, "{have} pods in the snapshot");
                     is_synced = true;

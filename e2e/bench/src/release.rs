@@ -2,8 +2,8 @@
 //!
 //! A pod queries names, each for the first time and then again. The first time the proxy holds the
 //! answer until the agent has written identity and ipcache. The second time the pair is leased and
-//! the answer is released at once. The difference is the time through gRPC, core and kernel maps
-//! and back. The benchmark runs with an idle machine and with every core busy.
+//! the answer is released at once. The difference is the time that gRPC, core and kernel maps need.
+//! The benchmark runs with an idle machine and with every core busy.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

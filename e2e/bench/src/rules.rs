@@ -20,7 +20,7 @@ use serde_json::json;
 use shared_maps::{EndpointId, IdentityId};
 
 const SERVER: IdentityId = IdentityId(1053);
-/// Look-ups that a figure is the mean of.
+/// Number of look-ups in the mean of a figure.
 const LOOKUPS: u32 = 1_000_000;
 
 /// Memory and speed of the policy table.

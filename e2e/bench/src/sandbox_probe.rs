@@ -120,7 +120,7 @@ fn journal(dir: &Path) -> io::Result<()> {
     fs::remove_file(dir.join("a"))
 }
 
-/// Reading looks an entry up, writing would change it.
+/// Opens the lxc map with this access, and looks up an entry.
 fn map(options: &Options, access: Access) -> io::Result<()> {
     let globals = Globals::new(&options.bpf_root);
     let tried = (|| -> Result<(), MapError> {

@@ -9,7 +9,7 @@ use super::failure::Failure;
 use super::kind::Kind;
 use super::roles::User;
 
-/// Extra field of a user that a token of a pod has: the node of the pod.
+/// Extra field of a user whose token belongs to a pod: the node of the pod.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
 /// Every policy that a binding enforces.
@@ -38,9 +38,9 @@ pub(super) struct Writing<'a> {
     pub(super) user: &'a User,
     pub(super) kind: &'a Kind,
     pub(super) subresource: Option<&'a str>,
-    /// None = the object is created.
+    /// `None`: the object is created.
     pub(super) old: Option<&'a Value>,
-    /// None = the object is deleted.
+    /// `None`: the object is deleted.
     pub(super) new: Option<&'a Value>,
 }
 

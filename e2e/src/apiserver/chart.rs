@@ -1,5 +1,5 @@
-//! Roles and CRDs of the chart. A right that the agent needs and the chart does not give is a 403
-//! in the tests too.
+//! Roles and CRDs of the chart. If the chart lacks a right that the agent needs, tests get a 403,
+//! too.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
@@ -36,7 +36,7 @@ const RESOLVER_NAMESPACE: &str = "{{ include \"holdfast.resolver.namespace\" . }
 
 /// The subjects of bindings of `holdfast-reader`.
 const READERS: &str = "{{- include \"holdfast.readers\" . | trim | nindent 2 }}";
-/// Their names in requests.
+/// The names of these readers in requests.
 const READERS_NAMES: &str = "{{ include \"holdfast.readers.usernames\" . }}";
 
 /// What a release adds with `identities.mode: cluster`.
@@ -78,7 +78,7 @@ pub(super) enum ResolverRole {
     /// Agents do not write DNSNameResolvers.
     #[default]
     Unbound,
-    /// `kube`: they write those of the release's namespace.
+    /// `kube`: agents write the DNSNameResolvers of the release's namespace.
     Bound,
 }
 

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use super::NAMESPACE;
 
-/// Writes a CA certificate to `ca` and returns a TLS end with a certificate of it.
+/// Writes a CA certificate to `ca` and returns a TLS acceptor with a certificate of this CA.
 pub(super) fn issue(ca: &Path, address: IpAddr) -> Result<TlsAcceptor> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -38,7 +38,7 @@ pub(super) fn issue(ca: &Path, address: IpAddr) -> Result<TlsAcceptor> {
 /// The files of a client.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// Certificate of the authority that signed the server's.
+    /// Certificate of the authority that signed the server's certificate.
     pub ca: PathBuf,
     /// Token of the agent's ServiceAccount.
     pub token: PathBuf,

@@ -9,7 +9,7 @@ use super::kind::Kind;
 pub(super) enum Failure {
     /// Plain text 404: the group, version or kind is not served.
     UnknownPath,
-    /// Any other, with a `Status` object.
+    /// Any other refusal, with a `Status` object.
     Status {
         /// HTTP status code of the answer.
         code: u16,
@@ -115,7 +115,7 @@ impl Failure {
         }
     }
 
-    /// Body and its media type.
+    /// Body of the answer, and its media type.
     pub(super) fn body(&self) -> (String, &'static str) {
         match self {
             Self::UnknownPath => ("404 page not found\n".to_owned(), "text/plain"),
@@ -123,7 +123,7 @@ impl Failure {
         }
     }
 
-    /// The `Status` object, also of an `ERROR` event.
+    /// The `Status` object of an answer or of an `ERROR` event.
     pub(super) fn status(&self) -> Value {
         let Self::Status {
             code,

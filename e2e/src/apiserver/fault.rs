@@ -1,4 +1,4 @@
-//! Faults that a test sets: conditions that requests and watches look at.
+//! Faults that a test sets: conditions that requests and watches check.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,9 +12,9 @@ pub enum Refusal {
     Forbidden,
     /// 404 in plain text, as if the CRD were not installed.
     NotServed,
-    /// 429 for so many requests.
+    /// 429 for this many requests.
     TooMany(u32),
-    /// 500 for so many requests.
+    /// 500 for this many requests.
     Internal(u32),
     /// 503 for every request, until the test allows them again.
     Unavailable,
@@ -24,13 +24,13 @@ pub enum Refusal {
 #[derive(Clone, Debug, Default)]
 pub(super) struct OfKind {
     pub(super) refusal: Option<Refusal>,
-    /// Requests and watches stay open, without answers and events.
+    /// Whether requests and watches stay open, without answers and events.
     pub(super) held: bool,
-    /// Lists have `items: null` in place of an array.
+    /// Whether lists have `items: null` in place of an array.
     pub(super) null_items: bool,
-    /// Each so-many-th update or patch gets 409; none if 0.
+    /// If this is n > 0, each n-th update or patch gets 409.
     pub(super) conflict_every: u64,
-    /// Updates and patches since that was set.
+    /// Updates and patches since `conflict_every` was set.
     pub(super) changes: u64,
     /// Counts the times that running watches were broken off.
     pub(super) breaks: u64,
@@ -41,9 +41,9 @@ pub(super) struct OfKind {
 /// Every condition of a server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Conditions {
-    /// By id of the kind.
+    /// Faults by the id of the kind.
     pub(super) kinds: BTreeMap<String, OfKind>,
-    /// Writes are done, but not answered.
+    /// Whether writes are done but not answered.
     pub(super) holds_answers: bool,
     /// Until then lists of custom resources answer 429.
     pub(super) starts_until: Option<Instant>,
@@ -67,7 +67,7 @@ impl Conditions {
         of_kind.conflict_every > 0 && of_kind.changes.is_multiple_of(of_kind.conflict_every)
     }
 
-    /// The refusal for one request; one that is counted is used up by it.
+    /// The refusal for one request. It decrements a refusal for a number of requests.
     pub(super) fn take_refusal(&mut self, id: &str) -> Option<Refusal> {
         let of_kind = self.kinds.get_mut(id)?;
         let refusal = of_kind.refusal?;
@@ -82,7 +82,7 @@ impl Conditions {
 }
 
 impl Refusal {
-    /// The answer; none for [`Refusal::Forbidden`], which names the user and the verb.
+    /// The answer; `None` for [`Refusal::Forbidden`], whose answer names the user and the verb.
     pub(super) fn failure(self) -> Option<Failure> {
         match self {
             Self::Forbidden => None,

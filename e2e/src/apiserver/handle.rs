@@ -43,7 +43,8 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Changes an object in place; no other write comes between. `namespace` is empty for kinds without.
+    /// Changes an object in place, without another write in between. `namespace` is empty for kinds
+    /// without namespaces.
     pub fn edit(
         &self,
         plural: &str,
@@ -102,7 +103,7 @@ impl ApiServer {
     }
 }
 
-/// Faults. They concern requests of the agent, and none of the admin.
+/// Faults. They affect requests of the agent, but not those of the admin.
 impl ApiServer {
     /// Closes the port and every connection.
     pub fn away(&self) {
@@ -113,7 +114,7 @@ impl ApiServer {
     pub fn back(&self) -> Result<()> {
         let netns = self.netns.as_deref().map(Netns::existing);
         let bind = || listener::bind(netns.as_ref(), self.address);
-        // The closed listener ends in the server's thread, soon.
+        // The server's thread closes the old listener soon.
         let limit = std::time::Duration::from_secs(5);
         let listener = crate::wait::eventually("the port is free", limit, bind)?;
         self.shared.conditions.send_modify(|conditions| {
@@ -138,7 +139,7 @@ impl ApiServer {
         self.condition(plural, |of_kind| of_kind.held = true)
     }
 
-    /// Ends [`Self::hold`]; events that waited follow.
+    /// Ends [`Self::hold`], and sends the events that waited.
     pub fn release(&self, plural: &str) -> Result<()> {
         self.condition(plural, |of_kind| of_kind.held = false)
     }
@@ -181,7 +182,8 @@ impl ApiServer {
     }
 
     /// Writes a new token to the agent's file. Tokens of agents are accepted until
-    /// [`Self::expire_token`]. To end the old token only, call `expire_token` first and then this.
+    /// [`Self::expire_token`]. To end only the old token, call `expire_token` first and then this
+    /// method.
     pub fn rotate_token(&self, number: u32) -> Result<()> {
         let (namespace, name) = self.shared.options.account.clone();
         let token = format!("{TOKEN}-{number}");
@@ -198,7 +200,7 @@ impl ApiServer {
 
     fn condition(&self, plural: &str, change: impl FnOnce(&mut OfKind)) -> Result<()> {
         let id = self.shared.store.lock().kind_named(plural);
-        // A kind that was removed just now has conditions too.
+        // A removed kind still has conditions.
         let id = id.map_or_else(|_| plural.to_owned(), |kind| kind.id());
         let conditions = &self.shared.conditions;
         conditions.send_modify(|conditions| change(conditions.kind(&id)));
@@ -206,7 +208,7 @@ impl ApiServer {
     }
 }
 
-/// What clients need, and what they did.
+/// Files for clients, and the requests that clients sent.
 impl ApiServer {
     /// URL of the server, `https://address:port`.
     pub fn url(&self) -> String {
@@ -218,7 +220,7 @@ impl ApiServer {
         &self.files
     }
 
-    /// Requests of all users so far; a watch counts when it begins.
+    /// Requests of all users so far. A watch counts from its begin.
     pub fn answered(&self) -> Vec<Answered> {
         self.shared.answered.lock().clone()
     }

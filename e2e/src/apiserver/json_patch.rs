@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::failure::Failure;
 
-/// Carries the operations out, all or none.
+/// Applies all operations, or none.
 pub(super) fn apply(object: &Value, operations: &Value) -> Result<Value, Failure> {
     let mut object = object.clone();
     let operations = operations.as_array();

@@ -4,7 +4,8 @@
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// Group, version, kind, plural, whether its objects have a namespace, whether status is apart.
+/// Group, version, kind, plural, whether its objects have a namespace, whether status is a
+/// subresource.
 type Row = (
     &'static str,
     &'static str,
@@ -49,16 +50,16 @@ const BUILT_IN: &[Row] = &[
     ),
 ];
 
-/// A kind of objects, as the server serves it.
+/// A kind of objects that the server serves.
 #[derive(Clone, Debug)]
 pub struct Kind {
     /// API group; empty for the core group.
     pub group: String,
     /// The only version that is served.
     pub version: String,
-    /// As in `kind` of a document.
+    /// Name of the kind, as in `kind` of a document.
     pub kind: String,
-    /// As in a URL and in a role.
+    /// Plural name, as in a URL and in a role.
     pub plural: String,
     /// Whether its objects are in namespaces.
     pub namespaced: bool,
@@ -122,7 +123,7 @@ impl Kind {
         }
     }
 
-    /// Whether a CRD brought it.
+    /// Whether a CRD defines the kind.
     pub(super) fn is_custom(&self) -> bool {
         self.schema.is_some()
     }

@@ -16,7 +16,7 @@ use super::server::Shared;
 use crate::listening::listen;
 use crate::netns::Netns;
 
-/// Binds in a namespace, or where the test runs.
+/// Binds in a namespace, or in the test's namespace.
 pub(super) fn bind(netns: Option<&Netns>, at: SocketAddr) -> Result<std::net::TcpListener> {
     let bound = match netns {
         Some(netns) => netns.enter(|| listen(at))?,
@@ -25,7 +25,8 @@ pub(super) fn bind(netns: Option<&Netns>, at: SocketAddr) -> Result<std::net::Tc
     bound.with_context(|| format!("bind {at}"))
 }
 
-/// Accepts at the latest listener that the test sends; none while the server is away.
+/// Accepts connections at the latest listener that the test sends. There is none while the server
+/// is away.
 pub(super) async fn serve(
     mut listeners: watch::Receiver<Option<Arc<std::net::TcpListener>>>,
     tls: TlsAcceptor,
@@ -40,7 +41,7 @@ pub(super) async fn serve(
             changed = listeners.changed() => changed?,
             ended = accept(listener, &tls, &shared, &present) => ended?,
         }
-        // Also the connections that are open end.
+        // Open connections end, too.
         present.cancel();
     }
 }
@@ -70,7 +71,7 @@ async fn accept(
 
 async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>) {
     let _ = stream.set_nodelay(true);
-    // A client that does not accept the certificate ends here.
+    // A client that does not accept the certificate fails here.
     let Ok(stream) = tls.accept(stream).await else {
         return;
     };
@@ -79,6 +80,6 @@ async fn connection(stream: TcpStream, tls: TlsAcceptor, shared: Arc<Shared>) {
         async move { Ok::<_, std::convert::Infallible>(shared.answer(request).await) }
     });
     let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-    // Broken connections are the client's matter, or a fault of the test.
+    // Errors are ignored: a client or a fault of the test broke the connection.
     let _ = served.await;
 }

@@ -1,4 +1,5 @@
-//! Who may do what: ClusterRoles and Roles as a chart renders them, and their bindings.
+//! Which requests a user may make: ClusterRoles and Roles as a chart renders them, and their
+//! bindings.
 
 use serde_json::Value;
 
@@ -10,11 +11,11 @@ use super::kind::Kind;
 pub(super) enum User {
     /// Every request of this user is allowed.
     Admin,
-    /// May do what its roles allow.
+    /// A ServiceAccount, whose requests its roles must allow.
     ServiceAccount {
         namespace: String,
         name: String,
-        /// The node of the pod that the token is of.
+        /// The node of the pod to which the token belongs.
         node: Option<String>,
     },
 }
@@ -37,7 +38,7 @@ pub(super) struct Roles {
 
 #[derive(Clone, Debug)]
 struct Rule {
-    /// Only in this namespace; everywhere if none.
+    /// The rule applies only in this namespace; everywhere if `None`.
     namespace: Option<String>,
     groups: Vec<String>,
     resources: Vec<String>,
@@ -112,7 +113,7 @@ impl Rule {
     }
 }
 
-/// The refusal, also of a fault that removes a right.
+/// The refusal of a request. A fault that removes a right uses it, too.
 pub(super) fn refusal(user: &User, asked: &Asked<'_>) -> Failure {
     let user = match user {
         User::Admin => "admin".to_owned(),

@@ -58,7 +58,7 @@ fn prune_fields(
     }
 }
 
-/// The first field that is not as the schema wants it, and the problem.
+/// The first field that violates the schema, and the problem.
 pub(super) fn problem(
     schema: &Value,
     old: Option<&Value>,
@@ -190,7 +190,7 @@ fn bounds_problem(schema: &Value, value: &Value) -> Option<String> {
         .then(|| format!("Invalid value: {value}: must be of type date-time"))
 }
 
-/// The first item of a map or set that is there twice.
+/// The first item that occurs twice in a map or set.
 fn duplicate(schema: &Value, value: &Value) -> Option<String> {
     let items = value.as_array()?;
     let keys = schema["x-kubernetes-list-map-keys"].as_array();

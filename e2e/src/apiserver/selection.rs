@@ -8,7 +8,7 @@ use super::failure::Failure;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     labels: Vec<Requirement>,
-    /// Path in dots, wanted value, and whether it must be equal.
+    /// Path with dots, value, and whether the field must have that value or must not.
     fields: Vec<(String, String, bool)>,
 }
 

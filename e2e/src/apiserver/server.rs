@@ -37,10 +37,10 @@ const BODY: usize = 3 << 20;
 /// What the server does with `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamingLists {
-    /// As with a new etcd.
+    /// Streaming lists work, as with a new etcd.
     #[default]
     Served,
-    /// As with an old etcd: code 500, always.
+    /// Streaming lists always fail with code 500, as with an old etcd.
     Refused,
 }
 
@@ -53,13 +53,13 @@ pub struct Options {
     pub bookmarks_every: Duration,
     /// Treatment of `sendInitialEvents` in watches.
     pub streaming_lists: StreamingLists,
-    /// For so long after it came back, lists of custom resources answer 429.
+    /// For this long after the server came back, lists of custom resources answer 429.
     pub starts_for: Duration,
     /// Namespace and name of the agent's ServiceAccount.
     pub account: (String, String),
-    /// The node that the token of the agent names; none = tokens of an older API server.
+    /// The node that the token of the agent names; `None` for tokens of an older API server.
     pub node: Option<String>,
-    /// Name of the ServiceAccount whose program reads the cluster.
+    /// Name of the ServiceAccount of the program that reads the cluster.
     pub reader: String,
 }
 
@@ -68,7 +68,7 @@ pub struct Options {
 pub struct Answered {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verb: &'static str,
-    /// Plural, with `/status` if it went there.
+    /// Plural name, with `/status` for requests to that subresource.
     pub resource: String,
     /// Namespace and name, as far as the URL has them.
     pub object: (Option<String>, Option<String>),
@@ -86,7 +86,7 @@ pub(super) struct Shared {
     pub(super) roles: Mutex<HashMap<String, Arc<Roles>>>,
     pub(super) admission: Admission,
     pub(super) answered: Mutex<Vec<Answered>>,
-    /// Requests without a token that is accepted: they are in no list.
+    /// Number of requests without an accepted token. They are not in `answered`.
     pub(super) unauthorized: AtomicUsize,
     pub(super) tasks: TaskTracker,
 }
@@ -161,7 +161,8 @@ impl Shared {
             .store
             .lock()
             .kind(&target.group, &target.version, &target.plural);
-        // Roles are checked before the path, so also for a kind that is not served.
+        // Roles are checked before the path, so they are also checked for a kind that is not
+        // served.
         let kind = known.clone().unwrap_or_else(|| Arc::new(unknown(target)));
         let asked = Asked {
             verb,
@@ -196,7 +197,7 @@ impl Shared {
         }
     }
 
-    /// The faults that a test has set.
+    /// Fails if a fault that a test has set applies to the request.
     fn fail(&self, kind: &Kind, verb: &str, user: &User, asked: &Asked<'_>) -> Result<(), Failure> {
         let starts = self.conditions.borrow().starts_until;
         if kind.is_custom() && verb == "list" && starts.is_some_and(|until| Instant::now() < until)

@@ -23,9 +23,9 @@ pub(super) type Key = (String, String);
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) revision: u64,
-    /// The object before it; none if it was created.
+    /// The object before the change; `None` if the change created it.
     pub(super) before: Option<Arc<Value>>,
-    /// The object after it; none if it was deleted.
+    /// The object after the change; `None` if the change deleted it.
     pub(super) after: Option<Arc<Value>>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Store {
 struct Table {
     objects: BTreeMap<Key, Arc<Value>>,
     changes: VecDeque<Change>,
-    /// Changes up to this one are no longer kept.
+    /// Changes up to this revision are no longer kept.
     compacted: u64,
 }
 
@@ -61,7 +61,7 @@ impl Store {
         self.revision
     }
 
-    /// Receives the newest revision after each change.
+    /// A receiver that gets the newest revision after each change.
     pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
@@ -179,8 +179,8 @@ impl Store {
         self.changed.send_replace(revision);
     }
 
-    /// Changes of a kind after `revision`, at most `limit`; the oldest kept revision if the
-    /// history does not reach back so far.
+    /// Changes of a kind after `revision`, at most `limit`. If the history does not reach back that
+    /// far, the error is the oldest kept revision.
     pub(super) fn changes(
         &self,
         kind: &Kind,

@@ -15,7 +15,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// None: the path is not one of objects.
+    /// Parses a URL. `None` if the path does not name objects.
     pub(super) fn parse(path: &str, query: &str) -> Option<Self> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let (group, version, rest) = match parts.as_slice() {

@@ -41,7 +41,7 @@ pub(super) struct Watch {
 
 /// Events that a watch begins with.
 enum Start {
-    /// None: the changes after this revision follow.
+    /// No events; the changes after this revision follow.
     Revision(u64),
     /// An `ADDED` event for every object.
     State,
@@ -130,7 +130,8 @@ impl Watch {
                     position = change.revision;
                 }
                 if self.bookmarks && Instant::now() >= bookmark {
-                    // A bookmark tells of the whole store: nothing of this kind is older.
+                    // A bookmark may name the newest revision of the store if no older change of
+                    // this kind is unsent.
                     position = self.revision_if_drained(position);
                     self.send(lines, &self.bookmark(position, false)).await?;
                     bookmark = Instant::now() + self.shared.options.bookmarks_every;
@@ -207,7 +208,7 @@ impl Watch {
         in_namespace && self.selection.selects(object)
     }
 
-    /// The event of a change; none if this watch does not see the object.
+    /// The event of a change; `None` if this watch does not select the object.
     fn event(&self, change: &Change) -> Option<Value> {
         let seen = |object: &Option<Arc<Value>>| object.as_ref().is_some_and(|o| self.sees(o));
         let (word, object) = match (seen(&change.before), seen(&change.after)) {

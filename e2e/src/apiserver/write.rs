@@ -14,7 +14,7 @@ use super::schema;
 use super::store::{Key, Store};
 use super::target::Target;
 
-/// Bytes that etcd stores of one object.
+/// Most bytes of one object that etcd stores.
 const OBJECT_MAX: usize = 3 << 19;
 
 /// A write, and warnings for the client (`Warning: 299`).
@@ -36,7 +36,7 @@ pub(super) enum Change {
     Json,
 }
 
-/// Who writes, and the policies that may forbid it.
+/// The user that writes, and the policies that may forbid the write.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writer<'a> {
     pub(super) user: &'a User,
@@ -205,14 +205,14 @@ fn stored(store: &mut Store, kind: &Kind, object: Value) -> Result<Arc<Value>, F
     stored.map_err(|error| Failure::bad_request(format!("{error:#}")))
 }
 
-/// All fields but metadata and status: a change of these is a new generation.
+/// All fields except metadata and status. If they change, the object gets a new generation.
 fn content(object: &Value) -> Vec<(&String, &Value)> {
     let fields = object.as_object().into_iter().flatten();
     let is_content = |name: &str| name != "metadata" && name != "status";
     fields.filter(|(name, _)| is_content(name)).collect()
 }
 
-/// The revision that the client saw, if it gives one; updates of some kinds must.
+/// Checks the revision that the client saw, if it sent one. Updates of some kinds must have one.
 fn check_revision(
     kind: &Kind,
     key: &Key,
@@ -272,7 +272,7 @@ fn place(kind: &Kind, target: &Target, object: &mut Value) -> Result<(), Failure
     Ok(())
 }
 
-/// Schema and the rules of single kinds. Returns warnings.
+/// Checks the schema and the rules of single kinds. Returns warnings.
 fn admit(
     kind: &Kind,
     target: &Target,

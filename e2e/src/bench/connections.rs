@@ -20,8 +20,8 @@ const WINDOW: usize = 50;
 /// A query without an answer after this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
 
-/// As many connections with one query each as the path to `server` can carry. `names` is a file in
-/// dnsperf's format. Must run in the network namespace of the client.
+/// Makes as many connections with one query each as the path to `server` can carry. `names` is a
+/// file in dnsperf's format. Must run in the network namespace of the client.
 pub fn throughput(server: SocketAddr, names: &Path, seconds: u32) -> Result<Throughput> {
     let queries: Vec<Vec<u8>> = read_to_string(names)?
         .lines()
@@ -96,7 +96,7 @@ mod tests {
                 stream.read_exact(&mut length).unwrap();
                 let mut message = vec![0; u16::from_be_bytes(length).into()];
                 stream.read_exact(&mut message).unwrap();
-                // A second query on the connection would get no answer.
+                // The connection is closed, so a second query on it would get no answer.
                 match number % 4 {
                     0 => continue,
                     1 => message[3] |= 2,

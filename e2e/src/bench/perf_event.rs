@@ -1,8 +1,8 @@
-//! What a process asks of the kernel, counted by its perf events (`perf_event_open(2)`): system calls,
-//! context switches, and the threads that it wakes.
+//! Work of the kernel for a process, counted by perf events (`perf_event_open(2)`): system calls,
+//! context switches, and woken threads.
 //!
-//! Counting system calls makes each of them slower, on the whole machine: nothing else is measured
-//! while a [`Counting`] lives.
+//! Counting makes each system call slower on the whole machine, so nothing else is measured while a
+//! [`Counting`] exists.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -45,7 +45,7 @@ const TRACEPOINT: u32 = 2;
 pub struct Tracepoints(Vec<(Event, u64)>);
 
 impl Tracepoints {
-    /// Reads them from a tracefs of its own, which is gone afterwards.
+    /// Reads them from a temporary mount of tracefs.
     pub fn read() -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let none = None::<&str>;
@@ -72,17 +72,18 @@ impl Tracepoints {
 #[derive(Debug)]
 pub struct Counting(Vec<(Event, File)>);
 
-/// How often a process did what, from the beginning of a [`Counting`].
+/// Counts of a process since the beginning of a [`Counting`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub system_calls: u64,
-    /// Calls of `recvmmsg` and its kind; what they returned is not known.
+    /// Calls of `recvmmsg` and similar system calls, whatever they returned.
     pub receives: u64,
-    /// Calls of `sendmmsg` and its kind.
+    /// Calls of `sendmmsg` and similar system calls.
     pub sends: u64,
     pub yields: u64,
     pub context_switches: u64,
-    /// Threads that were woken while the process ran, also by packets that it delivered.
+    /// Threads that were woken while the process ran, including wake-ups by packets that it
+    /// delivered.
     pub wakes: u64,
 }
 

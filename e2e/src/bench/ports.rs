@@ -17,17 +17,17 @@ use super::{Throughput, query};
 
 /// First port, above the well-known ones.
 const FIRST: u16 = 10_000;
-/// Queries without an answer at once.
+/// Most queries without an answer at the same time.
 const WINDOW: usize = 200;
 /// A query without an answer after this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
-/// Holds all answers that can be on their way.
+/// Bytes for all answers that can be on their way.
 const RECEIVE_BUFFER: usize = 4 << 20;
 const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 
-/// As many queries for `names` (a file in dnsperf's format) as the path to `server` can carry, over
-/// IPv4. Must run in the network namespace of `own`, as root.
+/// Sends as many queries for `names` (a file in dnsperf's format) as the path to `server` can
+/// carry, over IPv4. Must run in the network namespace of `own`, as root.
 pub fn throughput(
     own: IpAddr,
     server: SocketAddr,
@@ -60,7 +60,7 @@ pub fn throughput(
 struct Run {
     socket: UdpSocket,
     server: SocketAddr,
-    /// By port: since when it waits for an answer.
+    /// For each port: since when it waits for an answer.
     since: Vec<Option<Instant>>,
     waiting: usize,
     result: Throughput,
@@ -112,7 +112,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes one packet; whether there was one.
+    /// Receives one packet. Returns whether there was one.
     fn answer(&mut self) -> Result<bool> {
         let mut buffer = [0; 2048];
         let (length, from) = match self.socket.recv_from(&mut buffer) {

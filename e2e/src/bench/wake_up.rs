@@ -1,4 +1,4 @@
-//! What this host asks for a wake-up: two threads that wake each other in turns.
+//! The cost of a wake-up on this host, measured with two threads that wake each other in turns.
 
 use std::sync::Arc;
 use std::thread;
@@ -19,7 +19,8 @@ const TIMES: u32 = 7;
 pub struct WakeUp {
     /// Both threads on one CPU.
     pub same_cpu_us: f64,
-    /// Each on a CPU of its own, the CPU of the one that is woken is idle. None on one CPU.
+    /// Each thread on its own CPU; the CPU of the woken thread is idle. `None` on a machine with
+    /// one CPU.
     pub other_cpu_us: Option<f64>,
 }
 

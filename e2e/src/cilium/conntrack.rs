@@ -15,12 +15,12 @@ use anyhow::Result;
 use crate::lab::Lab;
 use crate::shell;
 
-/// Answers that do not pass netfilter, where a rule would recognise them by their socket alone.
+/// Which answers bypass netfilter, where a rule would recognise them by their socket alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
     /// Answers of pods on the same node.
     Native,
-    /// Answers of every server, also on other nodes.
+    /// Answers of every server, including those on other nodes.
     Vxlan,
 }
 

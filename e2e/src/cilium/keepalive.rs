@@ -1,8 +1,9 @@
 //! HTTP/2 keepalive as in grpc-go's server. It pings a client that is silent, and disconnects one
 //! that pings too often.
 //!
-//! A ping counts as a strike if the last one was less than the minimal time ago, unless headers or
-//! data were sent in between. The third strike ends the connection with ENHANCE_YOUR_CALM.
+//! A ping counts as a strike if it comes less than the minimal time after the last one, unless
+//! headers or data were sent in between. The third strike ends the connection with
+//! ENHANCE_YOUR_CALM.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +50,7 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The same, with server pings `divisor` times as often.
+    /// The default timing, with the server's pings `divisor` times as often.
     pub fn hurried(divisor: u32) -> Self {
         let calm = Self::default();
         Self {

@@ -10,14 +10,14 @@ use super::world::World;
 use super::{CiliumAgent, Manner, place};
 use crate::lab::Lab;
 
-/// A start of the agent, with its data and the length of its phases.
+/// A start of the agent, with the agent's data and the length of the phases.
 #[derive(Clone, Debug)]
 pub struct Start<'a> {
     pub lab: &'a Lab,
-    /// Its data at the end of the start.
+    /// The agent's data at the end of the start.
     pub world: &'a World,
     pub manner: Manner,
-    /// Whether it has BPF maps.
+    /// Whether the agent has BPF maps.
     pub maps: bool,
     pub phase: Duration,
 }

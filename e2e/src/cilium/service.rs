@@ -1,4 +1,4 @@
-//! The service itself. It sends one snapshot at a time and expects one acknowledgement each. It
+//! The service itself. It sends one snapshot at a time and expects one acknowledgement for each. It
 //! answers mappings when they are plumbed.
 
 use std::net::{IpAddr, SocketAddr};
@@ -48,7 +48,7 @@ impl FqdnData for Service {
         let shared = self.shared.clone();
         self.tasks.spawn(async move {
             let mut acks = request.into_inner();
-            // Whatever ends it, the stream is over.
+            // The reason why the stream ends does not matter.
             let _ = states(shared, &mut acks, &down).await;
         });
         Ok(Response::new(ReceiverStream::new(sent)))
@@ -93,8 +93,8 @@ impl Service {
         }
     }
 
-    /// Parses a mapping as strictly as the first releases (they panicked), and looks its endpoint
-    /// up.
+    /// Parses a mapping as strictly as the first releases, which panicked, and looks up its
+    /// endpoint.
     fn judge(&self, mapping: &wire::FqdnMapping) -> Result<(), String> {
         let mut problems = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -155,7 +155,7 @@ async fn states(
             seen.largest_state = seen.largest_state.max(state.encoded_len());
         }
         down.send(Ok(state)).await.ok()?;
-        // No time limit, as with the real one: a client that does not answer gets no more
+        // No time limit, as in the real agent: a client that does not answer gets no more
         // snapshots.
         let ack = acks.next().await?.ok()?;
         {
@@ -165,7 +165,7 @@ async fn states(
             }
             seen.acks.push(ack);
         }
-        // The agent would take a second answer for that of the next snapshot.
+        // The real agent would take a second answer for the answer to the next snapshot.
         if let Ok(Some(Ok(ack))) = timeout(Duration::from_millis(1), acks.next()).await {
             let said = format!("two acknowledgements of one snapshot: {ack:?}");
             shared.seen.lock().violations.push(said);

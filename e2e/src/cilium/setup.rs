@@ -12,11 +12,11 @@ use super::{CiliumAgent, Manner, place};
 use crate::lab::{DNS4, DNS6, Lab, web4};
 use crate::{Pod, Program, Query, SdpOptions, eventually};
 
-/// For what takes no time, on a busy machine.
+/// Longest wait for things that take no time, on a busy machine.
 pub const SOON: Duration = Duration::from_secs(15);
 /// How long a query waits before the next is sent.
 const HASTY: Duration = Duration::from_millis(20);
-/// From the start of a proxy to its first right answer.
+/// Promised time from the start of a proxy to its first right answer.
 const PROMPT: Duration = Duration::from_secs(1);
 /// Security identity of pod a.
 pub const WEB: u32 = 41_001;
@@ -25,7 +25,7 @@ pub const CLIENT: u32 = 41_002;
 /// Identity of the DNS server.
 pub const SERVER: u32 = 41_053;
 
-/// What Cilium's chart writes, and some keys of the agent that clusters add.
+/// Keys that Cilium's chart writes, and some keys of the agent that clusters add.
 const CONFIG_MAP: &[(&str, &str)] = &[
     ("debug", "false"),
     ("enable-ipv4", "true"),
@@ -66,7 +66,7 @@ pub fn hurried() -> Manner {
     }
 }
 
-/// The proxy as the chart starts it: a ConfigMap, and no word of an agent's address.
+/// The proxy as the chart starts it: with a ConfigMap, and without an agent's address.
 pub fn options(lab: &Lab, name: &str) -> Result<SdpOptions> {
     let keys = lab.directory().join(format!("config-{name}"));
     place::mount_config_map(&keys, CONFIG_MAP)?;
@@ -82,7 +82,7 @@ pub fn ask(pod: &Pod, name: &str, server: IpAddr) -> Result<crate::Reply> {
     pod.ask(&Query::a(name, server))
 }
 
-/// Starts a proxy and says how long its first right answer took.
+/// Starts a proxy. Also returns how long its first right answer took.
 pub fn first_answer(lab: &Lab, options: &SdpOptions, query: &Query) -> Result<(Program, Duration)> {
     let command = lab.sdp_command(options)?;
     let log: PathBuf = lab
@@ -107,7 +107,7 @@ pub fn expect_prompt(took: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the client did what the agent would not have suffered.
+/// Fails if the client did something that the real agent would not have accepted.
 pub fn expect_no_offence(agent: &CiliumAgent) -> Result<()> {
     let seen = agent.seen();
     ensure!(seen.violations.is_empty(), "{:?}", seen.violations);

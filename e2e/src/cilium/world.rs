@@ -1,4 +1,4 @@
-//! What the agent knows, and the snapshot it makes of it: always the whole.
+//! The agent's data, and the snapshot of it, which always contains everything.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fqdn_proto::fqdndata as wire;
 use ipnet::IpNet;
 
-/// What `protocol: ANY` of a policy becomes: UDP, TCP and SCTP, as IP numbers them.
+/// IP protocol numbers to which `protocol: ANY` of a policy expands: UDP, TCP and SCTP.
 const PROTOCOLS: [u32; 3] = [17, 6, 132];
 
 /// An endpoint of the node.
@@ -21,9 +21,9 @@ pub struct Endpoint {
 /// One DNS rule of an identity.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Patterns and names; none allows all.
+    /// Patterns and names. An empty list allows all names.
     pub patterns: Vec<String>,
-    /// Identities of the servers; port 53, any protocol.
+    /// Identities of the servers, which are allowed on port 53 with any protocol.
     pub servers: Vec<u32>,
 }
 
@@ -43,7 +43,7 @@ pub struct World {
     pub endpoints: Vec<Endpoint>,
     /// DNS rules by the identity of endpoints.
     pub rules: BTreeMap<u32, Vec<Rule>>,
-    /// Prefixes and their identities, those of endpoints not among them.
+    /// Prefixes and their identities, without the prefixes of endpoints.
     pub prefixes: Vec<(IpNet, u32)>,
 }
 
@@ -54,7 +54,7 @@ impl World {
         self.endpoints.iter().find(has)
     }
 
-    /// What an agent knows right after its start: the prefixes of pods, nothing of servers, no
+    /// The data of an agent right after its start: only the prefixes of pods, without servers and
     /// endpoints.
     pub fn at_start(&self) -> Self {
         let own = self.endpoints.iter().flat_map(|endpoint| {
@@ -75,8 +75,8 @@ impl World {
         }
     }
 
-    /// The snapshot, as Cilium's agent (1.20-dev) puts it together: each rule once for each
-    /// endpoint, each identity with all its prefixes.
+    /// The snapshot in the form of Cilium's agent (1.20-dev): each rule once for each endpoint,
+    /// each identity with all its prefixes.
     pub(super) fn snapshot(&self, request_id: String) -> wire::PolicyState {
         let mut policies = Vec::new();
         let mut endpoints: BTreeMap<u32, Vec<wire::EndpointInfo>> = BTreeMap::new();

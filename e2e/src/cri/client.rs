@@ -19,7 +19,7 @@ use super::message::{
 };
 use super::node::PodName;
 
-/// A call takes at most this: ADD waits 20 seconds for an agent.
+/// Longest time of a call. ADD waits 20 seconds for an agent.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A connection to the runtime.
@@ -69,7 +69,7 @@ impl Cri {
         Ok(format!("{} {}", version.name, version.version))
     }
 
-    /// Starts a pod; its id. The error is the runtime's.
+    /// Starts a pod, and returns its id. The error is the runtime's.
     pub(super) fn run(&self, pod: &PodName) -> Result<String, Status> {
         let metadata = Metadata {
             name: pod.name.clone(),
@@ -91,7 +91,7 @@ impl Cri {
         Ok(sandbox.id)
     }
 
-    /// Stops a pod; its sandbox stays until [`Self::remove`].
+    /// Stops a pod. Its sandbox stays until [`Self::remove`].
     pub(super) fn stop(&self, id: &str) -> Result<(), Status> {
         let id = id.to_owned();
         self.call("StopPodSandbox", SandboxId { id })
@@ -105,7 +105,7 @@ impl Cri {
             .map(|_: Empty| ())
     }
 
-    /// Ids of all sandboxes, also of stopped ones.
+    /// Ids of all sandboxes, including stopped ones.
     pub(super) fn list(&self) -> Result<Vec<String>, Status> {
         let list: List = self.call("ListPodSandbox", Empty {})?;
         Ok(list.items.into_iter().map(|item| item.id).collect())
@@ -133,14 +133,14 @@ impl Cri {
         })
     }
 
-    /// The network of new pods; none if the runtime has no usable configuration.
+    /// The network of new pods; `None` if the runtime has no usable configuration.
     pub(super) fn network(&self) -> Result<Option<Loaded>> {
         let request = StatusRequest { verbose: true };
         let response: StatusResponse = self.call("Status", request)?;
         let config = response.info.get("cniconfig").context("no cniconfig")?;
         let config: Value = serde_json::from_str(config)?;
         let networks = config["Networks"].as_array().into_iter().flatten();
-        // The loopback interface has a network of its own.
+        // The loopback interface has its own network, which does not count.
         let network = networks
             .map(|network| &network["Config"])
             .find(|network| network["Name"] != "cni-loopback");

@@ -1,4 +1,4 @@
-//! Documents of the tests' pods, and what the agent makes of them.
+//! Documents about the tests' pods, and the agent's endpoints for them.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ pub fn allowed_server() -> String {
     format!("- toCIDR: [\"{}/32\"]\n", web4(10))
 }
 
-/// A policy of pods `app: web` that allows this server and nothing else.
+/// A policy of pods `app: web` that allows only the server of [`allowed_server`].
 pub fn only_allowed_server() -> String {
     policy::egress("web", "web", &allowed_server())
 }
@@ -41,8 +41,8 @@ metadata: {{name: {name}, namespace: {namespace}, uid: {uid}, labels: {{app: web
     lab.write_policy("pods.yaml", &documents.collect::<String>())
 }
 
-/// Describes these pods, and no others, to `netpol run`: labels `app: web`, with their uids, and with the
-/// addresses that they are known to have.
+/// Describes these pods, and no others, to `netpol run`: labels `app: web`, with their uids and
+/// known addresses.
 pub fn describe_on_node(lab: &Lab, pods: &[(PodName, Option<IpAddr>)]) -> Result<()> {
     let documents = pods.iter().map(|(pod, address)| {
         let PodName { namespace, name, uid, .. } = pod;

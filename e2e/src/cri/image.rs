@@ -11,7 +11,7 @@ use crate::shell;
 /// Name and tag of the image.
 pub(super) const NAME: &str = "localhost/first-process:1";
 
-/// Makes an archive of it below `home`.
+/// Makes an archive of the image below `home`.
 pub(super) fn archive(home: &Path) -> Result<PathBuf> {
     let program = first_process(home)?;
     let root = home.join("first-process.root");

@@ -63,7 +63,7 @@ pub(super) struct SandboxStatusRequest {
     pub(super) verbose: bool,
 }
 
-/// `PodSandboxNetworkStatus`, and `PodIP`, whose first field is the same.
+/// `PodSandboxNetworkStatus`, and also `PodIP`, which has the same first field.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Network {
     #[prost(string, tag = "1")]

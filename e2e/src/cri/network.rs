@@ -29,7 +29,7 @@ impl Base {
         }
     }
 
-    /// Its plugin, which gives addresses of `subnet`.
+    /// Configuration of its plugin, which gives pods addresses of `subnet`.
     pub fn plugin(self, subnet: &str) -> Value {
         match self {
             Self::Ptp => json!({
@@ -53,7 +53,7 @@ impl Base {
         }
     }
 
-    /// Configuration list with the base's plugin alone.
+    /// Configuration list that has only the base's plugin.
     pub fn conflist(self) -> Value {
         json!({"cniVersion": "1.0.0", "name": self.name(), "plugins": [self.plugin(SUBNET)]})
     }

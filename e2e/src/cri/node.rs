@@ -1,11 +1,11 @@
-//! A container runtime with the mounts and processes of a node of its own.
+//! A container runtime with its own mount and process namespaces, like a node.
 //!
 //! ```text
 //!  mounts 1: own /run, /var/lib/cni ── agent, proxies
 //!     └ mounts 2 + processes: own /proc ── containerd, shims, pods
 //! ```
-//! Mounts below `/run` reach the other namespace, as `HostToContainer` has it. All processes of the
-//! runtime end with the first one.
+//! Mounts below `/run` propagate to the other namespace, as with `HostToContainer`. All processes
+//! of the runtime end with its first process.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -29,9 +29,9 @@ use crate::shell;
 use crate::wait::eventually;
 
 const STARTS: Duration = Duration::from_secs(60);
-/// Until the runtime has read a configuration that is there.
+/// Longest wait until the runtime has read a configuration.
 const LOADS: Duration = Duration::from_secs(30);
-/// Until the processes of a runtime that was killed are gone.
+/// Longest wait until the processes of a killed runtime are gone.
 const ENDS: Duration = Duration::from_secs(30);
 const OWN: &str = "05-holdfast.conflist";
 
@@ -56,7 +56,7 @@ impl PodName {
         }
     }
 
-    /// The same pod in a further sandbox.
+    /// The same pod, to be started in another sandbox.
     pub fn again(&self) -> Self {
         let attempt = self.attempt + 1;
         let again = self.clone();
@@ -84,13 +84,13 @@ impl Sandbox {
 #[derive(Debug)]
 pub struct Started {
     pub sandbox: Sandbox,
-    /// How often it was tried.
+    /// Number of attempts to start it.
     pub attempts: u32,
-    /// When it ran, from the start of all.
+    /// Time from the start of all pods until this one ran.
     pub after: Duration,
 }
 
-/// containerd on the lab's node. Ends with this value, and all pods with it.
+/// containerd on the lab's node. It ends with all pods when this is dropped.
 #[derive(Debug)]
 pub struct CriNode<'l> {
     lab: &'l Lab,
@@ -99,7 +99,7 @@ pub struct CriNode<'l> {
     up: RwLock<Option<Up>>,
 }
 
-/// What a reboot ends. Fields are dropped in this order.
+/// Everything that a reboot ends. Fields are dropped in this order.
 #[derive(Debug)]
 struct Up {
     cri: Cri,
@@ -178,7 +178,7 @@ impl<'l> CriNode<'l> {
         if ready.exists() {
             std::fs::remove_file(&ready)?;
         }
-        // The directory is empty on the machine.
+        // The directory /var/lib/cni is empty on the machine.
         let script = "set -e; mkdir -p /var/lib/cni; mount --bind \"$0/cni\" /var/lib/cni; \
                       mount -t tmpfs tmpfs /run; mkdir /run/netns; mount --make-shared /run; \
                       touch \"$0/ready\"; exec sleep infinity";
@@ -264,7 +264,7 @@ impl<'l> CriNode<'l> {
         Ok(netpol)
     }
 
-    /// Writes the base's configuration, as a network does: in place.
+    /// Writes the base's configuration in place, as a network program does.
     pub fn write_base(&self, text: &str) -> Result<()> {
         self.write(FILE, text)
     }
@@ -274,7 +274,7 @@ impl<'l> CriNode<'l> {
         self.remove(FILE)
     }
 
-    /// Writes the agent's configuration, as other programs do that add to it.
+    /// Writes the agent's configuration, as other programs do that add plugins to it.
     pub fn write_own(&self, text: &str) -> Result<()> {
         self.write(OWN, text)
     }
@@ -301,7 +301,7 @@ impl<'l> CriNode<'l> {
         self.bin_dir().join(name).exists()
     }
 
-    /// Addresses that are in use on the node, as its networks keep them.
+    /// Addresses in use on the node, according to the files of its networks.
     pub fn leases(&self) -> Result<Vec<IpAddr>> {
         let mut leases = Vec::new();
         let networks = std::fs::read_dir(self.home.join("cni/networks"));
@@ -333,7 +333,8 @@ impl<'l> CriNode<'l> {
         self.with(|up| up.cri.version())
     }
 
-    /// Waits until new pods get `network` with the agent's plugin last, or without it.
+    /// Waits until new pods get `network`, with the agent's plugin last if `with_ours`, else
+    /// without it.
     pub fn uses(&self, network: &str, with_ours: bool) -> Result<Loaded> {
         eventually("the runtime has read the configuration", LOADS, || {
             let loaded = self.with(|up| up.cri.network())?.context("no network")?;
@@ -367,8 +368,8 @@ impl<'l> CriNode<'l> {
             .with_context(|| format!("RunPodSandbox of {}", name.name))
     }
 
-    /// Starts a pod as the kubelet does, which tries again in a further sandbox; gives the number of
-    /// attempts as well.
+    /// Starts a pod like the kubelet, which tries again in another sandbox. Also returns the number
+    /// of attempts.
     pub fn run_as_kubelet(&self, name: &PodName, limit: Duration) -> Result<(Sandbox, u32)> {
         let mut name = name.clone();
         eventually("the pod starts", limit, || {
@@ -402,7 +403,7 @@ impl<'l> CriNode<'l> {
         })
     }
 
-    /// Starts a pod that has to fail; the runtime's text.
+    /// Starts a pod, which has to fail. Returns the runtime's message.
     pub fn run_fails(&self, name: &PodName) -> Result<String> {
         let status = self.try_run(name)?.err();
         Ok(status.context("the pod started")?.message().to_owned())
@@ -453,8 +454,8 @@ impl<'l> CriNode<'l> {
         self.with(|up| Ok(up.cri.list()?))
     }
 
-    /// Ends all processes and mounts, and what is below `/run` is gone; then containerd starts again.
-    /// Agents and proxies have to be ended by the caller.
+    /// Ends all processes and mounts, removes everything below `/run`, and starts containerd again.
+    /// The caller must end agents and proxies.
     pub fn reboot(&self) -> Result<()> {
         self.end()?;
         self.boot()

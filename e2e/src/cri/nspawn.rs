@@ -18,7 +18,7 @@ use crate::process::Program;
 
 const ENDS: Duration = Duration::from_secs(20);
 
-/// A machine with an address of its own on a bridge.
+/// A machine with its own address on a bridge.
 #[derive(Debug)]
 pub struct Machine<'l> {
     lab: &'l Lab,
@@ -58,7 +58,7 @@ impl<'l> Machine<'l> {
         })
     }
 
-    /// Starts it; it ends with this value.
+    /// Starts the machine. It ends when the result is dropped.
     pub fn start(&self) -> Result<Running> {
         let mut command = self.lab.node.command("systemd-nspawn");
         command.args(["--quiet", "--register=no", "--keep-unit", "--console=pipe"]);
@@ -77,7 +77,7 @@ impl<'l> Machine<'l> {
 pub struct Running(Program);
 
 impl Running {
-    /// Ends it, and waits for that.
+    /// Ends the machine, and waits until it has ended.
     pub fn stop(self) -> Result<()> {
         self.0.terminate(ENDS).map(drop)
     }

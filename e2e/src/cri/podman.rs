@@ -1,4 +1,4 @@
-//! Debian's podman on the lab's node, with a store of its own.
+//! Debian's podman on the lab's node, with its own store.
 //!
 //! ```text
 //!  podman ─► netavark ─► bridge podman1 of the node
@@ -18,7 +18,7 @@ use crate::node::AgentOptions;
 use crate::process::Program;
 use crate::{config, shell};
 
-/// Containers of podman. All end with this value.
+/// Containers of podman, which all end when this is dropped.
 #[derive(Debug)]
 pub struct Podman<'l> {
     lab: &'l Lab,
@@ -94,7 +94,8 @@ impl<'l> Podman<'l> {
     }
 
     fn configuration(&self) -> String {
-        // runc works on each kind of cgroups. The limits are those that a container of a container may have.
+        // runc works with both versions of cgroups. The limits are those that a container inside a
+        // container may have.
         "[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"none\"\n\
          lock_type = \"file\"\n\
          [network]\nnetwork_backend = \"netavark\"\n\
@@ -102,7 +103,7 @@ impl<'l> Podman<'l> {
             .to_owned()
     }
 
-    /// The file of the packages, with the places of this lab.
+    /// Writes the hook file of the packages, with the paths of this lab.
     fn write_hook(&self) -> Result<()> {
         let packaged = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/oci-hook.json");
         let mut hook: serde_json::Value =

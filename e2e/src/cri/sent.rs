@@ -1,4 +1,4 @@
-//! Receives in the world what the pods' first processes send.
+//! Receives the datagrams of the pods' first processes in the world.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -12,11 +12,12 @@ use parking_lot::Mutex;
 use crate::lab::{Lab, at, web4};
 use crate::wait::eventually;
 
-/// Port of both. One socket receives them in the order in which they were sent.
+/// Port of the allowed and the forbidden datagrams. One socket receives both in the order in which
+/// they were sent.
 const PORT: u16 = 7998;
-/// Where pods send to although no policy of the tests allows it.
+/// Address to which pods send although no policy of the tests allows it.
 pub const FORBIDDEN: SocketAddr = at(web4(11), PORT);
-/// Where pods send to afterwards, which policies may allow.
+/// Address to which pods send next, and which policies may allow.
 pub const ALLOWED: SocketAddr = at(web4(10), PORT);
 /// Text of the forbidden datagrams.
 pub(super) const LEAK: &str = "forbidden";
@@ -68,11 +69,11 @@ impl Sent {
         self.counts.lock().clear();
     }
 
-    /// Waits until the pod at `from` has sent another allowed datagram. Each is preceded by forbidden
-    /// ones: none of them may have arrived.
+    /// Waits until the pod at `from` has sent another allowed datagram. Forbidden ones precede each
+    /// allowed one, and none of them may have arrived.
     pub fn expect_judged(&self, from: IpAddr) -> Result<()> {
         let before = self.count(from).allowed;
-        // One of the two may have been on its way.
+        // Two more are needed, because one may have been on its way.
         eventually("the pod sends", SOON, || {
             let now = self.count(from).allowed;
             ensure!(now >= before + 2, "{from}: {now} allowed datagrams");
@@ -91,7 +92,7 @@ impl Sent {
         Ok(())
     }
 
-    /// Waits until a forbidden datagram of `from` arrives: the pod is open.
+    /// Waits until a forbidden datagram of `from` arrives, which shows that the pod is open.
     pub fn expect_open(&self, from: IpAddr) -> Result<()> {
         eventually("a forbidden datagram", SOON, || {
             ensure!(self.count(from).forbidden > 0, "{from}: none");

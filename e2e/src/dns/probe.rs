@@ -56,7 +56,7 @@ impl Query {
         }
     }
 
-    /// On another port than 53.
+    /// Sends the query to another port than 53.
     pub fn port(mut self, port: u16) -> Self {
         self.server.set_port(port);
         self
@@ -141,7 +141,7 @@ impl Query {
         Ok(answer)
     }
 
-    /// Its bytes on the wire. Over TCP the length precedes them.
+    /// The query in wire format. Over TCP, its length precedes it.
     pub fn encode(&self, id: u16) -> Result<Vec<u8>> {
         let mut message = Message::new(id, MessageType::Query, OpCode::Query);
         message.metadata.recursion_desired = true;
@@ -190,7 +190,7 @@ impl Reply {
             .collect()
     }
 
-    /// Fails unless it is a positive answer with exactly this address.
+    /// Fails unless this is a positive answer with exactly this address.
     pub fn expect(self, address: IpAddr) -> Result<Self> {
         ensure!(
             self.code() == ResponseCode::NoError && self.addresses() == [address],

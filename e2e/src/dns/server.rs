@@ -42,7 +42,7 @@ impl DnsServer {
         Self::start_on(netns, addresses, 53, zone)
     }
 
-    /// The same on another port.
+    /// Like [`Self::start`], on another port.
     pub fn start_on(netns: &Netns, addresses: &[IpAddr], port: u16, zone: &Zone) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();

@@ -18,7 +18,7 @@ pub enum Manner {
     /// Answers, but only after this time.
     Delay(Duration),
     Lost,
-    /// Answers with another query's id, then never again.
+    /// Answers with an id that was not sent.
     WrongId,
     /// Over UDP answers with TC and without records, over TCP as usual.
     Truncated,
@@ -43,12 +43,12 @@ struct Entry {
 #[derive(Clone, Debug, Default)]
 pub struct Zone(Arc<Mutex<HashMap<String, Entry>>>);
 
-/// One thing to send back.
+/// One message to send back.
 #[derive(Debug)]
 pub struct Response {
     /// Bytes without the TCP length prefix.
     pub bytes: Vec<u8>,
-    /// How long to wait first.
+    /// How long to wait before sending it.
     pub delay: Duration,
 }
 

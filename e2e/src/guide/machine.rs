@@ -1,5 +1,5 @@
-//! A machine for a page: namespaces of its own for network, mounts and processes, so that the
-//! default paths of the programs are its own, with a world outside that has a DNS server.
+//! A machine for a page: it has its own network, mount and process namespaces, so that the programs
+//! can use their default paths. Outside of it is a world with DNS servers.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,14 +25,15 @@ const SERVERS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 53)),
 ];
 
-/// Until a command must have ended.
+/// Longest time of a command.
 const ENDS: Duration = Duration::from_secs(90);
 
-/// Until the shell must have ended after its last command.
+/// Longest wait for the end of the shell after its last command.
 const SHELL_ENDS: Duration = Duration::from_secs(10);
 
-/// Makes what the programs write to by default the machine's own, then runs the commands whose
-/// numbers it reads, in this one shell. `$1` is the machine's directory.
+/// Gives the machine its own versions of the directories to which the programs write by default.
+/// Then runs the commands whose numbers it reads, in this one shell. `$1` is the machine's
+/// directory.
 const DRIVER: &str = r#"
 set -e
 cp -a /etc "$1/etc"
@@ -62,7 +63,7 @@ pub struct Machine {
     commands: Option<ChildStdin>,
     count: u32,
     directory: PathBuf,
-    // Stopped before their namespaces go.
+    // These servers are stopped before their namespaces are deleted.
     web: Option<Web>,
     _dns: DnsServer,
     _node: Netns,
@@ -73,9 +74,9 @@ pub struct Machine {
 #[derive(Debug)]
 pub struct Ended {
     pub status: i32,
-    /// What it printed, and what background programs that it started have printed so far.
+    /// Standard output of the command, and of background programs that it started, so far.
     pub stdout: String,
-    /// The same on standard error.
+    /// Standard error of the same programs.
     pub stderr: String,
 }
 
@@ -161,7 +162,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The ends of what each command printed, for a person.
+    /// Prints the end of each command's output.
     pub fn print_logs(&self) {
         for number in 1..=self.count {
             let text = |kind| std::fs::read(self.file(kind, number)).unwrap_or_default();

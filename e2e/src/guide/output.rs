@@ -1,8 +1,8 @@
-//! Compares what a page prints with what a command printed.
+//! Compares the output on a page with the output of a command.
 //!
-//! Before that, in both: runs of spaces count as one, durations such as `1.2s` or `3 s` are one
-//! duration, process ids after `pid ` or `sdp-` are one id. On the page, a line `…` stands for any
-//! lines, and `…` within a line for any characters.
+//! Both texts are normalised first: runs of spaces become one space, durations such as `1.2s` or `3
+//! s` become equal, and so do process ids after `pid ` or `sdp-`. On the page, a line `…` stands
+//! for any lines, and `…` within a line for any characters.
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,7 @@ static PATTERNS: LazyLock<[(Regex, &str); 3]> = LazyLock::new(|| {
     .map(|(pattern, by)| (Regex::new(pattern).expect("a constant pattern"), by))
 });
 
-/// Ok if `printed` is what `expected` says.
+/// Returns `Ok` if `printed` matches `expected`.
 pub(super) fn matches(expected: &str, printed: &str) -> Result<(), String> {
     let (expected, printed) = (lines(expected), lines(printed));
     let mut pattern = String::from(r"(?s)\A");
@@ -43,7 +43,7 @@ pub(super) fn matches(expected: &str, printed: &str) -> Result<(), String> {
     })
 }
 
-/// Lines without empty ones at the end, as they are compared.
+/// Normalised lines, without empty ones at the end.
 fn lines(text: &str) -> Vec<String> {
     text.trim_end()
         .lines()

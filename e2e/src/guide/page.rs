@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-/// What a page wants to have done, in its order.
+/// A part of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Run(Command),
@@ -24,7 +24,7 @@ pub(super) struct Command {
     pub(super) line: usize,
     /// One or more lines for the shell.
     pub(super) text: String,
-    /// What the page says it prints.
+    /// The output that the page shows for it.
     pub(super) prints: Option<String>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Command {
 pub(super) fn parts(page: &str) -> Result<Vec<Part>> {
     let mut parts: Vec<Part> = Vec::new();
     let mut note: Option<&str> = None;
-    // The last part is a command, with nothing after its block.
+    // Whether the last part is a command, with nothing after its block.
     let mut adjacent = false;
     let mut lines = (1..).zip(page.lines());
     while let Some((number, line)) = lines.next() {

@@ -9,10 +9,10 @@ use super::setup::{LEAVES, Setup};
 use crate::node::AgentOptions;
 use crate::process::Program;
 
-/// Steps of the crash loop: how long the agent gets to start each time.
+/// Steps of the crash loop: how long the agent gets to start each time, milliseconds.
 const LIVES: [u64; 8] = [5, 20, 40, 80, 120, 200, 300, 500];
 
-/// Agent killed and started again.
+/// The agent is killed and started again.
 pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
     under_load(setup, |agent, _| {
         agent.kill_9()?;
@@ -22,7 +22,7 @@ pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
     })
 }
 
-/// Agent ended and started again.
+/// The agent is ended and started again.
 pub(super) fn restarted(setup: &Setup) -> Result<Vec<Row>> {
     under_load(setup, |agent, _| {
         agent.terminate(LEAVES)?;
@@ -45,7 +45,7 @@ pub(super) fn crash_loop(setup: &Setup) -> Result<Vec<Row>> {
     })
 }
 
-/// Agent restarted with its built-in proxy, and without.
+/// The agent is restarted with its built-in proxy, and without.
 pub(super) fn flipped(setup: &Setup) -> Result<Vec<Row>> {
     under_load(setup, |agent, round| {
         agent.terminate(LEAVES)?;

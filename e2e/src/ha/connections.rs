@@ -16,7 +16,7 @@ use crate::wait::until;
 
 /// Pause of a pod after each connection.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Further connections that show that they still succeed or fail.
+/// How many further connections show whether connections succeed.
 const MORE: u64 = 20;
 /// Longest wait for further connections.
 const SOON: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ const SAMPLES: usize = 6;
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     pub(super) tried: u64,
-    /// The first SYN, the answer to it, or the echo is missing.
+    /// Connections without an answer to the first SYN, or without the echo.
     pub(super) failed: u64,
     pub(super) samples: Vec<String>,
 }
@@ -91,7 +91,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Ends them, and gives their outcome.
+    /// Ends the connections. Returns their outcome.
     pub(super) fn finish(mut self) -> Result<Opened> {
         self.common.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

@@ -12,17 +12,17 @@ use crate::node::AgentOptions;
 use crate::process::Program;
 use crate::traffic::Report;
 
-/// From here on nothing more may be lost.
+/// Time after a fault from which on no query may be lost, nanoseconds.
 const OVER: u64 = 1_000_000_000;
-/// Age limit of the queries that the replica had queued or in flight.
+/// Age limit of the queries that the replica had queued or in flight, nanoseconds.
 const HAD: u64 = 500_000_000;
-/// The kernel closes the sockets of a killed proxy within this time. It is below the pause that
-/// clients would notice, with room for a busy machine.
+/// The kernel closes the sockets of a killed proxy within this time, nanoseconds. It is below the
+/// pause that clients would notice, with room for a busy machine.
 const CLOSES: u64 = 500_000_000;
 /// How long the node is without the proxy: longer than it takes to notice that none answers.
 const AWAY: Duration = Duration::from_millis(1500);
 
-/// Killed, and another one started.
+/// A replica is killed, and another one is started.
 pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
     let (times, report) = under_load(setup, |victim| {
         victim.kill_9()?;
@@ -32,8 +32,8 @@ pub(super) fn killed(setup: &Setup) -> Result<Vec<Row>> {
     Ok(vec![row(&times, OVER, LOST_AT_ONCE, &report)])
 }
 
-/// The only replica is killed, and another one started. The agent has a built-in proxy if the chart's
-/// values are so.
+/// The only replica is killed, and another one started. The agent has a built-in proxy if the
+/// chart's values enable it.
 pub(super) fn only_one_killed(setup: &Setup) -> Result<Vec<Row>> {
     let _agent = setup.agent(&AgentOptions {
         builtin: !config::chart_value("disableBuiltinDnsProxy")?,

@@ -1,4 +1,4 @@
-//! Queries that are in flight at the server during an act on a proxy.
+//! Queries that are in flight at the server during an action on a proxy.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::wait::until;
 
 /// Delay of the server's answers.
 const LATE: Duration = Duration::from_millis(700);
-/// The answer to each of them.
+/// The answer to each of these queries.
 const ANSWER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 17));
 
 /// Runs `act` when the server has a query of each pod over each transport and family, and passes it

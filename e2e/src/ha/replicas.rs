@@ -13,7 +13,7 @@ use crate::node::SdpOptions;
 use crate::process::Program;
 use crate::shell;
 
-/// Two replicas, and nothing is done to them.
+/// Two replicas run undisturbed.
 pub(super) fn calm(setup: &Setup) -> Result<Vec<Row>> {
     let _agent = setup.agent(&setup.agent_options())?;
     let _replicas = [setup.replica(0)?, setup.replica(1)?];
@@ -21,7 +21,8 @@ pub(super) fn calm(setup: &Setup) -> Result<Vec<Row>> {
     Ok(vec![Row::none_lost(String::new(), &report, String::new())])
 }
 
-/// Replaces one of two replicas after the other. Every second new one is `other`, if given.
+/// Replaces two replicas one after the other, repeatedly. Every second new replica runs `other`, if
+/// given.
 pub(super) fn rolled(setup: &Setup, other: Option<&Path>) -> Result<Vec<Row>> {
     let _agent = setup.agent(&setup.agent_options())?;
     let start = |setup: &Setup, number| surge(setup, number, other);
@@ -45,7 +46,7 @@ pub(super) fn without_agent(setup: &Setup) -> Result<Vec<Row>> {
     finish(load, &rolled)
 }
 
-/// The same between the previous version and this one.
+/// Replaces replicas, alternately by the previous version and by this one.
 pub(super) fn rolled_versions(setup: &Setup) -> Result<Vec<Row>> {
     let previous = setup.size.previous.as_deref();
     let previous = previous.context("the previous version's holdfast-sdp is not at hand")?;
@@ -79,7 +80,7 @@ pub(super) fn without_maps(setup: &Setup) -> Result<Vec<Row>> {
 
 /// Observations while replicas were replaced.
 struct Rolled {
-    /// Run until the load has ended.
+    /// The last two replicas, which run until the load has ended.
     _replicas: [Program; 2],
     replacements: u32,
     /// Queries that were in flight when a replica began to drain.
@@ -92,7 +93,7 @@ struct Rolled {
 /// The end of one replica.
 struct Leave {
     number: u32,
-    /// From the signal to the end of the process, CLOCK_MONOTONIC, nanoseconds.
+    /// Time from the signal to the end of the process, in nanoseconds of CLOCK_MONOTONIC.
     within: RangeInclusive<u64>,
 }
 
@@ -110,7 +111,7 @@ impl Rolled {
     }
 }
 
-/// Which replicas are of the other version, if there is one.
+/// Whether the replica runs the other version, if there is one.
 fn is_previous(number: u32) -> bool {
     number.is_multiple_of(2)
 }

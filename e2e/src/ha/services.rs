@@ -27,7 +27,7 @@ pub(super) const SHOP_PORT: u16 = 80;
 const SHOP_TARGET: u16 = 8080;
 /// How long a pod answers after it began to end: `lameduck 5s` in kubeadm's CoreDNS.
 const LAMEDUCK: Duration = Duration::from_secs(5);
-/// Address of the first pod of another node ends in this.
+/// The address of the first pod of another node ends in this.
 const FIRST: u8 = 31;
 
 /// IPv4 and IPv6 address of a Service, which end in `host`.
@@ -102,7 +102,7 @@ impl Backends {
         })
     }
 
-    /// The cluster and the node have these pods in the place of those before.
+    /// Puts these pods in place of the earlier ones, in the cluster and on the node.
     fn enter(&self, lab: &Lab) -> Result<()> {
         for address in both(&self.dns) {
             let query = Query::a(&zone::name(0), address);
@@ -206,7 +206,8 @@ fn both(pod: &Pod) -> [IpAddr; 2] {
     [pod.v4.into(), pod.v6.into()]
 }
 
-/// Egress rules of the clients: by the labels and ports of the pods behind the Services.
+/// Egress rules of the clients, which select by the labels and ports of the pods behind the
+/// Services.
 pub(super) fn rules(pattern: &str) -> String {
     format!(
         r#"

@@ -48,13 +48,14 @@ pub(super) const NAMES: Names = Names {
 pub enum Redirect {
     /// Marked by our programs, routed to local delivery.
     Own,
-    /// The same, with programs attached by tc filters, as on kernels before 6.6.
+    /// Like [`Self::Own`], with programs attached by tc filters, as on kernels before 6.6.
     Filters,
     /// Like [`Self::Own`], and queries have the pods' addresses.
     Transparent,
-    /// Marked by Holdfast's programs, then TPROXY by nftables, Cilium's default.
+    /// Marked by Holdfast's programs, then redirected by TPROXY of nftables, as is Cilium's
+    /// default.
     Tproxy,
-    /// The same under an agent without steering: the proxies load program and maps.
+    /// Like [`Self::Tproxy`], under an agent without steering: the proxies load program and maps.
     Alone,
     /// Like [`Self::Own`], with every pod at a port of one Linux bridge.
     Bridged,
@@ -81,12 +82,12 @@ impl Redirect {
     }
 }
 
-/// Everything but agent and proxies, which the acts start.
+/// Everything except agent and proxies, which the scenarios start.
 #[derive(Debug)]
 pub struct Setup {
-    /// None where an act has servers of its own.
+    /// `None` if a scenario has its own servers.
     _nsd: Option<Program>,
-    /// Beside the lab's own two, or in their place.
+    /// Pods in addition to the lab's own two, or in their place.
     pods: Vec<Pod>,
     pub lab: Lab,
     pub(super) size: Size,
@@ -109,7 +110,8 @@ impl Setup {
         for netns in [&lab.node, &lab.world] {
             netns.sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
         }
-        // Not the ports of the load's raw sockets, because a pod has one query per port.
+        // Kernel-chosen ports must not be those of the load's raw sockets, because a pod has one
+        // query per port.
         let routed = [&lab.a, &lab.b].into_iter();
         for pod in routed.chain(&pods) {
             let range = ("net.ipv4.ip_local_port_range", "43000 65000");
@@ -174,7 +176,7 @@ impl Setup {
         Ok(replica)
     }
 
-    /// Options of the agent here.
+    /// Options of the agent for this redirect.
     pub(super) fn agent_options(&self) -> AgentOptions {
         match self.redirect {
             Redirect::Filters => AgentOptions::default().flag(FILTERS),
@@ -288,7 +290,7 @@ impl Running<'_> {
         self.traffic.progress().sent
     }
 
-    /// Ends it, not before its time.
+    /// Ends the load after it has run long enough.
     pub(super) fn finish(self) -> Result<Report> {
         self.flows()?;
         let left = self
@@ -357,7 +359,7 @@ pub(super) fn replica_name(number: u32) -> String {
     format!("replica{number}")
 }
 
-/// Now, on the clock of the load's times.
+/// The current time, on the clock of the load's times.
 pub(super) fn now() -> u64 {
     monotonic_ns()
 }

@@ -19,7 +19,7 @@ use crate::wait::eventually;
 
 /// Promised time to the first right answer.
 const PROMISED: Duration = Duration::from_millis(250);
-/// How long one query waits before the next is sent.
+/// How long to wait for an answer before the next query is sent.
 const NEXT_QUERY: Duration = Duration::from_millis(12);
 const SERVER_LABELS: &str = "k8s:app=dns,k8s:io.kubernetes.pod.namespace=default";
 /// The new address of the server pod.

@@ -32,7 +32,7 @@ pub(super) const ZONE: &str = "flood.test";
 /// Addresses that policy opens for A without a DNS query, 100.80.0.0/12.
 pub(super) const REACHABLE: &str = "100.80.0.0/12";
 const DNS: u16 = 53;
-/// Where the agent serves Cilium's proxies.
+/// Address at which the agent serves Cilium's proxies.
 const FQDNDATA: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10095);
 /// Steps of a paced sender.
 const STEP: Duration = Duration::from_millis(1);
@@ -70,7 +70,7 @@ pub enum Attack {
     SynFlood,
     /// UDP datagrams from new ports to addresses that A may reach.
     UdpPorts,
-    /// Neighbour messages for ever new addresses.
+    /// Neighbour messages, each for a new address.
     Neighbours,
     /// 8,000 idle connections to the agent's sockets for proxies, by a process of the node.
     AgentConnections,
@@ -249,7 +249,7 @@ impl Strike {
         self.paced_at_most(rate, u32::MAX, send)
     }
 
-    /// The same, but `most` times in all. The rest of the attack is silence.
+    /// Like [`Self::paced`], but only `most` times in total. The rest of the attack is silent.
     pub(super) fn paced_at_most(
         &self,
         rate: u32,
@@ -282,7 +282,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Ends it; how often it struck.
+    /// Ends the attack. Returns how often it struck.
     pub(super) fn finish(mut self) -> u64 {
         self.halt();
         self.strike.strikes.load(Ordering::Relaxed)
@@ -346,7 +346,7 @@ fn tcp_flood(strike: &Strike) -> Result<()> {
     Ok(())
 }
 
-/// The same against B's server, at a rate. The pod closes each connection.
+/// Like [`tcp_flood`] against B's server, at a given rate. The pod closes each connection.
 fn tcp_each_query(strike: &Strike, rate: u32) -> Result<()> {
     strike.paced(rate, || {
         if let Ok(socket) = connect(SERVER4) {
@@ -364,7 +364,7 @@ fn local_flood(strike: &Strike, proxy: IpAddr, rate: u32) -> Result<()> {
     let socket = UdpSocket::bind((proxy, 0))?;
     let query = query(&zone::name(0));
     strike.paced(rate, || {
-        // An error is that of an earlier datagram.
+        // An error is about an earlier datagram.
         let _ = socket.send_to(&query, (proxy, PROXY_PORT));
         Ok(())
     })
@@ -424,7 +424,7 @@ fn hold(strike: &Strike, number: u32, server: IpAddr, behaviour: Behaviour) -> R
     Ok(())
 }
 
-/// Keeps `number` connections without a word. One that is closed is opened again.
+/// Keeps `number` silent connections. A closed one is opened again.
 fn hold_idle(
     strike: &Strike,
     number: u32,
@@ -517,7 +517,7 @@ fn query(name: &str) -> Vec<u8> {
     message
 }
 
-/// The same with the length field of TCP (RFC 1035, 4.2.2).
+/// Like [`query`], with the length field of TCP (RFC 1035, 4.2.2).
 fn framed(name: &str) -> Vec<u8> {
     let query = query(name);
     let length = u16::try_from(query.len()).unwrap_or(u16::MAX);

@@ -17,8 +17,8 @@ const NAMES: usize = 30;
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 
 impl Setup {
-    /// Kills the agent. B learns names, and then A learns as many as fit into 64 large answers.
-    /// Starts the agent again. Fails unless every address of B opens.
+    /// Kills the agent. B learns names, and then A learns the addresses of 64 large answers. Starts
+    /// the agent again. Fails unless every address of B opens.
     pub fn learns_while_the_agent_is_away(&mut self) -> Result<()> {
         let pid = self.agent.id();
         self.agent.signal(nix::sys::signal::Signal::SIGKILL)?;

@@ -1,5 +1,5 @@
-//! The only proxy of the node is killed while pod B sends its load. The agent has a built-in proxy if
-//! the chart's values are so.
+//! The only proxy of the node is killed while pod B sends its load. The agent has a built-in proxy
+//! if the chart's values enable it.
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ pub struct Killed {
     pub b_sent: u64,
     /// Its queries without an answer.
     pub b_lost: u64,
-    /// Those of the lost queries that were not in flight at the killed proxy.
+    /// Lost queries that were not in flight at the killed proxy.
     pub b_lost_later: u64,
     /// Its queries with a wrong answer.
     pub b_wrong: u64,
-    /// From a kill until the last query that was lost was sent, milliseconds.
+    /// Time from a kill until the last lost query was sent, milliseconds.
     pub last_lost_ms: u64,
     /// 99th percentile of the time to an answer, milliseconds.
     pub b_p99_ms: f64,

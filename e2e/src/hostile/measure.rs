@@ -1,4 +1,4 @@
-//! Pod B's day during one attack.
+//! Pod B's results during one attack.
 
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ struct Fresh {
 }
 
 impl Setup {
-    /// B's account while A does `attack`.
+    /// Measures B while A runs `attack`.
     pub fn play(&mut self, attack: Attack) -> Result<Row> {
         let mut row = Row {
             attack: attack.name().to_owned(),

@@ -23,7 +23,7 @@ use crate::wait::eventually;
 pub(super) const ATTACKER: &str = "k8s:app=attacker,k8s:io.kubernetes.pod.namespace=default";
 /// IPv4 address of the DNS server that only pod B queries.
 pub(super) const SERVER4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-/// The same, IPv6.
+/// IPv6 address of the same server.
 pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53, 0, 0, 0, 0, 2));
 /// Names of B's steady load.
 pub(super) const LOAD: Names = Names {
@@ -33,7 +33,7 @@ pub(super) const LOAD: Names = Names {
 };
 /// Names from [`LOAD`]`.all` to here are queried once, to connect to them.
 const ALL_NAMES: u32 = 60_000;
-/// Addresses of the name that answers at length.
+/// Number of addresses of the name `big`.
 const BIG: u32 = 4_000;
 /// The proxy's `--tofqdns-proxy-response-max-delay`. An answer that takes longer was released
 /// before its addresses were open.
@@ -68,12 +68,12 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Makes it. The node routes both pods.
+    /// Makes the setup. The node routes both pods.
     pub fn new(size: &Size) -> Result<Self> {
         Self::of(Lab::new()?, size)
     }
 
-    /// The same with both pods at ports of one bridge.
+    /// Like [`Self::new`], with both pods at ports of one bridge.
     pub fn on_bridge(size: &Size) -> Result<Self> {
         let lab = Lab::new()?;
         Bridge::of_pods(&lab, "cni0", &[&lab.a, &lab.b])?;
@@ -89,8 +89,8 @@ impl Setup {
              route add local 2001:db8:64::/96 dev lo"
         ))?;
         lab.world.sysctl(&[("net.core.somaxconn", "16384")])?;
-        // An eighth of the ports that a node has for connections to one server: an attack that uses
-        // them up takes seconds.
+        // An eighth of the usual number of ports for connections to one server, so that an attack
+        // can use them up within seconds.
         lab.node
             .sysctl(&[("net.ipv4.ip_local_port_range", "32768 36863")])?;
         for pod in [&lab.a, &lab.b] {

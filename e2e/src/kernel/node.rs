@@ -115,7 +115,7 @@ fn nft(rules: &str) -> Result<()> {
     Ok(())
 }
 
-/// A socket at `at`, which may be an address of another machine, with `mark`.
+/// A UDP socket with `mark`, bound to `at`, which may be an address of another machine.
 pub fn udp_at(at: SocketAddr, mark: u32) -> Result<UdpSocket> {
     let socket = bound(Type::DGRAM, at)?;
     socket.set_mark(mark)?;
@@ -218,7 +218,7 @@ impl Node<'_> {
         Ok(proxy)
     }
 
-    /// Sets a slot that has all four sockets.
+    /// Writes the record of a slot that has all four sockets.
     pub fn set(&self, slot: u32, kind: u32, heartbeat: u64) -> Result<()> {
         let value = Slot {
             heartbeat,

@@ -1,5 +1,5 @@
-//! Flows that the node translates, and their removal from its connection tracking, as kube-proxy
-//! removes those of UDP that lead to a backend which is gone.
+//! Flows that the node translates, and their removal from its connection tracking. Like kube-proxy,
+//! it removes UDP flows that lead to a backend which is gone.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -22,18 +22,19 @@ const ORIGINAL: u16 = 1 | NESTED;
 const ADDRESSES: u16 = 1 | NESTED;
 const PORTS: u16 = 2 | NESTED;
 
-/// A flow as its first packet was sent, and where the node translates it to.
+/// A flow with the addresses of its first packet, and the address to which the node translates it.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     is_udp: bool,
-    /// TCP: both ends may send.
+    /// Whether a TCP flow is established, so that both ends may send.
     is_established: bool,
     from: (IpAddr, u16),
     to: (IpAddr, u16),
     backend: IpAddr,
 }
 
-/// Removes the UDP flows to these backends, and fails while there are flows to them.
+/// Removes the UDP flows to these backends. Fails if there were any flows to them, so that the
+/// caller tries again.
 pub(crate) fn forget(lab: &Lab, backends: &BTreeSet<IpAddr>) -> Result<()> {
     let table = lab
         .node
@@ -54,7 +55,8 @@ pub(crate) fn forget(lab: &Lab, backends: &BTreeSet<IpAddr>) -> Result<()> {
     Ok(())
 }
 
-/// A line such as `ipv4 2 udp 17 29 src=A dst=B sport=1 dport=2 src=C dst=A sport=2 dport=1 …`.
+/// Parses a line such as `ipv4 2 udp 17 29 src=A dst=B sport=1 dport=2 src=C dst=A sport=2 dport=1
+/// …`.
 fn read(line: &str) -> Option<Flow> {
     let all = |name: &str| {
         let words = line.split_whitespace();
@@ -72,7 +74,7 @@ fn read(line: &str) -> Option<Flow> {
     })
 }
 
-/// Deletes flows in the namespace of this thread. One that has ended meanwhile is no error.
+/// Deletes flows in the namespace of this thread. A flow that has already ended is no error.
 fn delete(flows: &[Flow]) -> Result<()> {
     let kind = Type::RAW;
     let protocol = Protocol::from(NETLINK_NETFILTER);
@@ -125,7 +127,7 @@ fn request(flow: &Flow) -> Result<Vec<u8>> {
     Ok(message)
 }
 
-/// Length and type, then the value, filled up to four bytes.
+/// An attribute: length and type, then the value, padded to four bytes.
 fn attribute(kind: u16, value: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = u16::try_from(4 + value.len())?.to_ne_bytes().to_vec();
     bytes.extend_from_slice(&kind.to_ne_bytes());

@@ -1,5 +1,5 @@
-//! Ports of the node that lead to a pod: NodePorts as kube-proxy translates them in each of its
-//! modes, and host ports as the CNI plugin portmap does.
+//! Ports of the node that lead to a pod: NodePorts, translated as by kube-proxy in each of its
+//! modes, and host ports, translated as by the CNI plugin portmap.
 
 use std::net::SocketAddr;
 
@@ -16,9 +16,9 @@ const PODS: [[&str; 2]; 2] = [["10.77.0.0/24", "10.88.0.0/24"], ["fd77::/64", "f
 pub enum Mode {
     /// kube-proxy in its mode nftables.
     Nftables,
-    /// Its mode iptables, with `iptables-nft`.
+    /// kube-proxy in its mode iptables, with `iptables-nft`.
     IptablesNft,
-    /// Its mode iptables, with `iptables-legacy`.
+    /// kube-proxy in its mode iptables, with `iptables-legacy`.
     IptablesLegacy,
 }
 
@@ -42,8 +42,8 @@ pub struct NodePort {
     pub backend: SocketAddr,
 }
 
-/// Has the node translate these ports, and no others of an earlier call. Host ports are always
-/// translated by iptables.
+/// Makes the node translate these ports, in place of those of an earlier call. Host ports are
+/// always translated by iptables.
 pub fn open(lab: &Lab, mode: Mode, ports: &[NodePort]) -> Result<()> {
     close(lab)?;
     for six in [false, true] {
@@ -70,7 +70,7 @@ pub fn open(lab: &Lab, mode: Mode, ports: &[NodePort]) -> Result<()> {
     Ok(())
 }
 
-/// Takes all rules of this module away.
+/// Removes all rules of this module.
 fn close(lab: &Lab) -> Result<()> {
     for six in [false, true] {
         for backend in ["nft", "legacy"] {

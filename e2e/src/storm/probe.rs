@@ -14,13 +14,13 @@ use socket2::{Domain, Socket, Type};
 use crate::lab::{UDP_PORT, at};
 use crate::pod::{FIRST_SYN, Pod};
 
-/// Longest that an echo takes on a busy machine.
+/// Longest time of an echo on a busy machine.
 const ECHO: Duration = Duration::from_secs(2);
-/// Every so many datagrams one TCP connection.
+/// Number of datagrams for each TCP connection.
 const TCP_EVERY: u64 = 4;
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// One address, tried with a new source port each time.
+/// Repeated attempts to reach one address, each with a new source port.
 #[derive(Debug)]
 pub struct Probe {
     stop: Arc<AtomicBool>,

@@ -21,7 +21,8 @@ const THINKS_MS: std::ops::Range<u64> = 20..150;
 /// Connections opened in one go after a pause.
 const BURST: u64 = 16;
 const DNS: u16 = 53;
-/// Time after the end of a connection within which it shows whether the peer had read the query.
+/// Time after the end of a connection within which a reset shows that the peer had not read the
+/// query.
 const AFTERMATH: Duration = Duration::from_secs(3);
 
 /// A TCP connection to a server, with at most one query in flight.
@@ -34,7 +35,7 @@ struct Connection {
     sent_at: u64,
     /// Time of the next query of a lasting connection.
     next: Instant,
-    /// Until when an ended one is watched.
+    /// Until when an ended connection is watched.
     ended: Option<Instant>,
     input: Vec<u8>,
 }
@@ -290,7 +291,8 @@ impl Sender {
             connection.asked = Some(asked);
             connection.sent_at = monotonic_ns();
             self.counts.sent += 1;
-            // The data since the last check decides: an orderly end may have arrived.
+            // Data that arrived since the last check decides, because it may contain an orderly
+            // end.
             let end = matches!(connection.receive(), Event::End);
             if end {
                 connection.asked = None;
@@ -334,7 +336,7 @@ impl Connection {
         }
         let length = u16::try_from(message.len() - 2).unwrap_or(u16::MAX);
         message[..2].copy_from_slice(&length.to_be_bytes());
-        // Far smaller than any send buffer.
+        // This does not block: a query is far smaller than any send buffer.
         self.socket.write_all(&message)
     }
 
@@ -351,7 +353,7 @@ impl Connection {
         }
     }
 
-    /// Removes the next complete message from the input. None if it has not arrived completely.
+    /// Removes the next complete message from the input. `None` if it has not arrived completely.
     fn take(&mut self) -> Option<Vec<u8>> {
         let length = self.input.first_chunk::<2>()?;
         let end = 2 + usize::from(u16::from_be_bytes(*length));

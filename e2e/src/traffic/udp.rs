@@ -26,7 +26,7 @@ const BURST: u64 = 64;
 /// A sender that did not run for a while sends the missed queries of a `CATCH_UP`-th of a second at
 /// most. A pod that sends seconds of queries at once would exceed its quota in the datapath.
 const CATCH_UP: u64 = 4;
-/// Holds some seconds of answers.
+/// Bytes for the answers of some seconds.
 const RECEIVE_BUFFER: usize = 16 << 20;
 const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
@@ -135,7 +135,7 @@ impl Sender {
                 .iter()
                 .map(|lane| PollFd::new(lane.socket.as_fd(), PollFlags::POLLIN))
                 .collect();
-            // Available data is read even after an interruption.
+            // The result is ignored, because available data is read even after an interruption.
             let _ = poll(&mut waiting, PollTimeout::from(1u8));
             for lane in 0..self.lanes.len() {
                 self.receive(lane);
@@ -250,7 +250,7 @@ fn raw(own: IpAddr) -> Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// RFC 768, with the pseudo header of the addresses' family.
+/// UDP checksum (RFC 768), with the pseudo header of the addresses' family.
 fn checksum(from: IpAddr, to: IpAddr, udp: &[u8]) -> u16 {
     let mut sum = u32::from(UDP) + u32::try_from(udp.len()).unwrap_or(0);
     let mut add = |bytes: &[u8]| {

@@ -19,7 +19,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 const IDENTITIES: &str = "ciliumidentities";
 /// The first number that is a node's own.
 const NODE_FIRST: u64 = 61_440;
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const MADE_BY: &str = "holdfast.io/made-by";
 
 /// Restricts the pods of a set that only one node has.
 const LATE: &str = r"
@@ -69,12 +69,16 @@ fn own(name: &str, app: &str, of: &Pod, node: &str) -> Value {
 }
 
 fn start(lab: &Lab, api: &ApiServer, node: &str) -> Result<Program> {
+    start_in(lab, api, node, "cluster")
+}
+
+fn start_in(lab: &Lab, api: &ApiServer, node: &str, mode: &str) -> Result<Program> {
     let kubeconfig = api.files().kubeconfig.display();
     let options = AgentOptions::default()
         .flag("--kubernetes")
         .flag(&format!("--kubeconfig={kubeconfig}"))
         .flag(&format!("--node-name={node}"))
-        .flag("--identity-allocation=cluster")
+        .flag(&format!("--identity-allocation={mode}"))
         .flag("--identity-unused-for=2s")
         .flag("--identity-lease=3s")
         .flag("--identity-restore-grace-period=2s");
@@ -232,10 +236,14 @@ fn leader(api: &ApiServer, other_than: &str) -> Result<String> {
     })
 }
 
-fn object(number: u64, app: &str, labels: &Value) -> Value {
+fn object(number: u64, app: &str, annotations: &Value) -> Value {
     json!({
         "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
-        "metadata": {"name": number.to_string(), "labels": labels},
+        "metadata": {
+            "name": number.to_string(), "annotations": annotations,
+            // Cilium copies the labels of pods to its objects.
+            "labels": {"app.kubernetes.io/managed-by": "holdfast"},
+        },
         "security-labels": {"k8s:app": app, "k8s:io.kubernetes.pod.namespace": "default"},
     })
 }
@@ -273,11 +281,28 @@ fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed()
             };
             let uid_of_web = uid(web)?;
 
-            let ours = json!({MANAGED_BY: "holdfast"});
+            let ours = json!({MADE_BY: "holdfast"});
             let unused = |number: u64, app: &str| api.put(object(number, app, &ours));
             unused(300, "unused-1")?;
             api.put(object(301, "others", &json!({})))?;
             has_object(&api, "unused-1", false)?;
+
+            // Younger duplicates of an object in use: one as an agent makes it, and one of another program.
+            std::thread::sleep(Duration::from_millis(1100));
+            for (number, annotations) in [(303, &ours), (304, &json!({}))] {
+                let mut object = api
+                    .get(IDENTITIES, "", &web.to_string())?
+                    .context("no object")?;
+                object["metadata"] =
+                    json!({"name": number.to_string(), "annotations": annotations});
+                api.put(object)?;
+            }
+            eventually("the duplicate of the agents is deleted", SOON, || {
+                let all = objects(&api)?;
+                ensure!(!all.contains_key(&303) && all.contains_key(&304), "{all:?}");
+                Ok(())
+            })?;
+            ensure!(agree([one, two], &api, "web")? == web);
 
             let killed = leader(&api, "")?;
             agents.remove(&killed).context("the leader")?.kill_9()?;
@@ -293,6 +318,45 @@ fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed()
             }
             ensure!(uid(web)? == uid_of_web, "an object in use was deleted");
             Ok(())
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn a_change_of_the_mode_and_back_opens_and_cuts_nothing() {
+    with_lab(|one| {
+        with_lab(|two| {
+            let api = cluster(one, two)?;
+            api.put(own("web-1", "web", &one.a, "n1"))?;
+            let mut agent = start_in(one, &api, "n1", "node")?;
+            add(one, &one.a, "web-1")?;
+            let stays = one.a.stream(at(web4(10), 80))?;
+            let holds = || -> Result<()> {
+                stays.expect_alive()?;
+                one.a.expect_open(at(web4(10), 80))?;
+                one.a.expect_closed(at(web4(12), 80))
+            };
+            holds()?;
+            ensure!(objects(&api)?.is_empty(), "{:?}", objects(&api)?);
+            let before = number(one, "web")?;
+            for mode in ["cluster", "node"] {
+                agent.kill_9()?;
+                holds()?;
+                agent = start_in(one, &api, "n1", mode)?;
+                holds()?;
+                has_object(&api, "web", true)?;
+                eventually("the number of the object", SOON, || {
+                    holds()?;
+                    let now = number(one, "web")?;
+                    let all = objects(&api)?;
+                    let is_of_object = all.get(&now).is_some_and(|app| app == "web");
+                    ensure!(is_of_object, "{now}, and before {before}: {all:?}");
+                    Ok(())
+                })?;
+            }
+            drop(agent);
+            holds()
         });
         Ok(())
     });

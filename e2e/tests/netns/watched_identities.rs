@@ -27,7 +27,7 @@ fn db(name: &str, address: IpAddr) -> Value {
 fn identity(number: &str, app: &str) -> Value {
     json!({
         "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
-        "metadata": {"name": number, "labels": {"app.kubernetes.io/managed-by": "holdfast"}},
+        "metadata": {"name": number, "annotations": {"holdfast.io/made-by": "holdfast"}},
         "security-labels": {
             "k8s:app": app,
             "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name": "default",
@@ -126,7 +126,9 @@ fn label_sets_have_the_numbers_of_the_cluster_also_after_a_restart_without_the_a
         api.put(identity("5000", "web"))?;
         // Of another writer.
         let mut of_another = identity("5001", "db");
-        of_another["metadata"]["labels"] = json!({});
+        // The label alone says nothing: Cilium copies those of pods.
+        of_another["metadata"]["annotations"] = json!({});
+        of_another["metadata"]["labels"] = json!({"app.kubernetes.io/managed-by": "holdfast"});
         api.put(of_another)?;
         let options = options(&api.files().kubeconfig);
         let agent = lab.start_agent(&options)?;

@@ -25,7 +25,7 @@ pub(super) struct Item {
     pub(super) line: usize,
 }
 
-/// The items of a text with a field `items` at its top; none if it has no such outline.
+/// The items of a text with a field `items` at its top; `None` if it has no such outline.
 pub(super) fn outline(text: &str) -> Option<Outline> {
     let body = text.trim_start_matches(|c: char| is_blank(c) || c == '\u{feff}');
     if body.starts_with('{') {

@@ -1,9 +1,9 @@
 //! How deep flow collections (`[`, `{`) of a YAML text are nested, found in one pass.
 //!
-//! libyaml looks at every open bracket for every token: a text of brackets alone costs it time
-//! that grows with the square of its length. So the depth is bounded before libyaml reads the
-//! text. This scanner finds tokens as libyaml's does (`yaml_parser_fetch_next_token`): quotes,
-//! comments, plain scalars of several lines and block scalars hide brackets there and here.
+//! libyaml looks at every open bracket for every token: a text of brackets alone costs it time that
+//! grows with the square of its length. So the depth is bounded before libyaml reads the text. This
+//! scanner finds tokens as libyaml's does (`yaml_parser_fetch_next_token`): quotes, comments, plain
+//! scalars of several lines and block scalars hide brackets from both.
 
 /// Depth at which the scan ends.
 pub(super) fn is_deeper_than(text: &str, limit: usize) -> bool {
@@ -16,7 +16,7 @@ pub(super) fn is_deeper_than(text: &str, limit: usize) -> bool {
     false
 }
 
-/// Characters that a key without `?` may be long.
+/// Most characters of a key without `?`.
 const LONGEST_KEY: usize = 1024;
 
 /// Start of a scalar that may be a key.
@@ -231,7 +231,7 @@ impl<'a> Scan<'a> {
         let indent = self.indent() + 1;
         let in_flow = self.flow > 0;
         let mut several_lines = false;
-        // A character that cannot begin a token ends libyaml's work; this one goes on after it.
+        // A character that cannot begin a token ends libyaml's work; this scanner goes on after it.
         let mut first = true;
         loop {
             if self.is_marker() || self.peek() == Some('#') && !first {

@@ -63,7 +63,7 @@ fn depth_is_refused_before_it_costs_anything() {
     ];
     for text in deep {
         let error = one(&text).unwrap_err();
-        // Blocks are the reader's: it ends at its own limit.
+        // The scanner leaves blocks to the reader, which ends at its own limit.
         let block = text.starts_with(['-', '?']);
         assert!(error == YamlError::Deep || block, "{error}");
     }

@@ -1,4 +1,4 @@
-//! Objects in, packets judged by the table out.
+//! Objects go in, and the table that comes out judges packets.
 
 mod gaps;
 mod judge;

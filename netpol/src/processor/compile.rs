@@ -7,7 +7,7 @@ use crate::{
     policy::{Direction, Namespaces, NetworkPolicy, Peer, Peers},
 };
 
-/// Compiles a policy; none if it restricts neither direction.
+/// Compiles a policy; `None` if it restricts neither direction.
 pub(super) fn policy(policy: &NetworkPolicy) -> Option<ContivPolicy> {
     let restricts = match (&policy.ingress, &policy.egress) {
         (Direction::Open, Direction::Open) => return None,

@@ -7,11 +7,11 @@ use super::ruleset::{Element, Entry, Key, Rule, Table, TableFamily, Type, Value,
 /// Steps that the kernel makes at once, or none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Which packets it is about.
+    /// Which packets the table is about.
     pub family: TableFamily,
     /// Name of the table.
     pub table: String,
-    /// In order. A rule and a verdict come behind the objects that they name.
+    /// Steps in order. A rule and a verdict come after the objects that they name.
     pub steps: Vec<Step>,
 }
 
@@ -36,26 +36,26 @@ pub enum Step {
     DeleteVerdicts(String, Vec<(Value, Verdict)>),
     /// Takes all rules out of a chain.
     FlushChain(String),
-    /// A rule behind those of the chain.
+    /// A rule after those of the chain.
     AddRule(String, Rule),
     /// New members of a set.
     AddElements(String, Vec<Element>),
     /// New keys of a verdict map.
     AddVerdicts(String, Vec<(Value, Verdict)>),
-    /// Its rules go with it.
+    /// Deletes a chain with its rules.
     DeleteChain(String),
-    /// The keys of the map go with it.
+    /// Deletes a verdict map with its keys.
     DeleteMap(String),
-    /// The members of the set go with it.
+    /// Deletes a set with its members.
     DeleteSet(String),
-    /// Its value is lost.
+    /// Deletes a counter, whose value is lost.
     DeleteCounter(String),
 }
 
 impl Change {
-    /// The smallest change from `old`, which the kernel has, to `new` of the same family and name. An
-    /// object that keeps its name with another type makes it a [`replacement`](Self::replacement). A table
-    /// that is empty is not there.
+    /// The smallest change from `old`, which the kernel has, to `new` of the same family and name.
+    /// An object that keeps its name with another type makes it a
+    /// [`replacement`](Self::replacement). An empty table does not exist in the kernel.
     pub fn between(old: &Table, new: &Table) -> Self {
         let is_needed = !new.is_empty();
         if !is_like(old, new) || (!is_needed && !old.is_empty()) {
@@ -86,7 +86,7 @@ impl Change {
     /// Makes `table` in place of any table with its name. Its counters start again.
     pub fn replacement(table: &Table) -> Self {
         let mut change = Self::between(&Table::of(table.family, &table.name), table);
-        // To delete what may not be there: make it first.
+        // A table that may not exist is created first, because only a table that exists can be deleted.
         let head = [Step::AddTable, Step::DeleteTable];
         change.steps.splice(0..0, head);
         change
@@ -118,8 +118,8 @@ impl Change {
 }
 
 impl Step {
-    /// Its place among the steps of a change. An object is deleted behind the last rule, or key of a map,
-    /// that names it.
+    /// Its place among the steps of a change. An object is deleted after the last rule, or key of a
+    /// map, that names it.
     const fn turn(&self) -> u8 {
         match self {
             Self::AddTable | Self::DeleteTable => 0,

@@ -10,7 +10,7 @@
 //!   chain forward { answers pass; … ip saddr vmap @from4; ip daddr vmap @to4 }
 //! }
 //! ```
-//! and the same for IPv6. A row permits by `return`: the chain of the other side still has its say.
+//! and the same for IPv6. A row permits by `return`: the chain of the other side judges next.
 //! Chains and sets have names by their content. A chain never changes: pods with other rows jump to
 //! another one, and pods with equal rows share one. A new pod of the cluster is an element of the
 //! groups that select it, and changes no chain.
@@ -71,7 +71,7 @@ impl Default for Limits {
     }
 }
 
-/// The table would be larger than [`Limits`] allow. The one that was taken last stays in force.
+/// The table would be larger than [`Limits`] allow. The table that was taken last stays in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
     /// Too many members of groups.
@@ -133,7 +133,7 @@ pub(crate) struct Nft {
     node_links: NodeLinks,
     /// The links that were taken last: none while every pod is open.
     guarded: NodeLinks,
-    /// A pod on a bridge was restricted in what it receives, with what was taken last.
+    /// When the table was last taken, a pod on a bridge was restricted in what it receives.
     is_quiet: bool,
     interfaces: BTreeMap<IpAddr, u32>,
 }
@@ -150,7 +150,7 @@ struct Placed {
 }
 
 impl Nft {
-    /// Follows a pod of this node; none if it is gone.
+    /// Follows a pod of this node; `None` if the pod is gone.
     pub(crate) fn place(&mut self, id: &PodId, now: Option<&PodPolicies>) {
         let placed = now.map(|pod| self.add(pod)).unwrap_or_default();
         let new = placed.claims.clone();
@@ -173,7 +173,7 @@ impl Nft {
         self.groups.follow(cache, touched);
     }
 
-    /// Whether groups have at most so many members together, those that are new included.
+    /// Whether groups have at most this many members together, new groups included.
     pub(crate) fn has_at_most(&self, cache: &Cache, members: usize) -> bool {
         self.groups.has_at_most(cache, members)
     }
@@ -183,8 +183,8 @@ impl Nft {
         self.groups.fill(cache);
     }
 
-    /// The interfaces behind which addresses are: packets from these interfaces with another source
-    /// are dropped. In place of those known before.
+    /// Replaces the interfaces behind which addresses are: packets from these interfaces with
+    /// another source are dropped.
     pub(crate) fn set_interfaces(&mut self, interfaces: BTreeMap<IpAddr, u32>) {
         for (address, link) in &interfaces {
             self.links.add(*link);
@@ -198,12 +198,12 @@ impl Nft {
         }
     }
 
-    /// Takes what guards on interfaces, bridges and tunnels follow from.
+    /// Takes the links from which guards on interfaces, bridges and tunnels follow.
     pub(crate) fn set_links(&mut self, links: NodeLinks) {
         self.node_links = links;
     }
 
-    /// How large the table is that [`Nft::take`] makes.
+    /// Size of the table that [`Nft::take`] makes.
     pub(crate) fn size(&self) -> Size {
         self.chains.size(&self.groups)
     }
@@ -296,7 +296,7 @@ impl Nft {
         table
     }
 
-    /// Nothing is guarded on a node whose pods are all open.
+    /// Takes the links, or none on a node whose pods are all open: nothing is guarded there.
     fn take_links(&mut self, steps: &mut Vec<Step>) {
         let now = match self.own.len() {
             0 => NodeLinks::default(),
@@ -373,7 +373,7 @@ impl Nft {
         joined.or_else(|| self.claims.get(&claimed)?.keys().next().copied())
     }
 
-    /// Leads packets of an address to the chain of the pods that claim it now, in place of the one before.
+    /// Leads packets of an address to the chain of the pods that claim it now, in place of the chain `before`.
     fn lead(&mut self, claimed: Claimed, before: Option<ChainId>) {
         let (flow, address) = claimed;
         let family = Family::of(address);
@@ -441,7 +441,7 @@ fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
     members
 }
 
-/// One claim with a chain less.
+/// Takes away one claim with a chain.
 fn take_one(chains: &mut BTreeMap<ChainId, usize>, chain: ChainId) {
     if let Some(claims) = chains.get_mut(&chain) {
         *claims -= 1;

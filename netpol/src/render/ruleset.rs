@@ -20,12 +20,12 @@ pub enum TableFamily {
     Bridge,
 }
 
-/// A table of one family. One with nothing in it need not exist.
+/// A table of one family. An empty table need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Which packets it is about.
+    /// Which packets the table is about.
     pub family: TableFamily,
-    /// As nft(8) shows it, without the family.
+    /// Name as nft(8) shows it, without the family.
     pub name: String,
     /// Names of the counters that rules use.
     pub counters: BTreeSet<String>,
@@ -33,7 +33,7 @@ pub struct Table {
     pub sets: BTreeMap<String, Set>,
     /// Verdict maps by their names, which differ from those of sets.
     pub maps: BTreeMap<String, VerdictMap>,
-    /// Chains by their names. A chain that another one jumps to is a chain of the table.
+    /// Chains by their names. Every chain that another chain jumps to is among them.
     pub chains: BTreeMap<String, Chain>,
 }
 
@@ -86,8 +86,8 @@ pub enum Key {
     One(Type),
     /// Pairs of values: [`Element::Pair`].
     Pair(Type, Type),
-    /// Values in ranges (`flags interval`): [`Element::Range`]. Ranges of a set do not overlap and do not
-    /// touch: two that do are one.
+    /// Values in ranges (`flags interval`): [`Element::Range`]. Ranges of a set do not overlap and
+    /// do not touch: two that do are merged.
     Ranges(Type),
 }
 
@@ -155,7 +155,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Type of the sets that may have it.
+    /// Type of the sets that may have this value.
     pub const fn of_type(self) -> Type {
         match self {
             Self::Interface(_) => Type::Interface,
@@ -166,7 +166,7 @@ impl Value {
         }
     }
 
-    /// The value behind it; none behind the last of its type.
+    /// The next value; `None` after the last of its type.
     pub fn next(self) -> Option<Self> {
         match self {
             Self::Interface(index) => index.checked_add(1).map(Self::Interface),
@@ -183,7 +183,7 @@ impl Value {
         }
     }
 
-    /// The value before it; none before the first of its type.
+    /// The value before it; `None` before the first of its type.
     pub fn previous(self) -> Option<Self> {
         match self {
             Self::Interface(index) => index.checked_sub(1).map(Self::Interface),
@@ -213,7 +213,7 @@ pub struct Chain {
 /// The way into a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Entry {
-    /// Only jumps of other chains.
+    /// Packets come only by jumps of other chains.
     Jump,
     /// Every packet that the node forwards: `type filter hook forward priority filter; policy accept`.
     Forward,
@@ -249,7 +249,7 @@ pub enum Expression {
     Protocol(Protocol),
     /// The packet is of the protocol with this number.
     Numbered(u8),
-    /// The field has a value from the first to the last, of the field's type. One value: both are equal.
+    /// The field has a value from the first to the last, of the field's type. For one value, both are equal.
     Within(Field, Value, Value),
     /// The field is in the set of this name.
     In(Field, String),
@@ -266,7 +266,7 @@ pub enum Expression {
     /// A TCP segment without a known connection that does not open one:
     /// `ct state new tcp flags & (fin | syn | rst | ack) != syn`.
     MiddleOfTcp,
-    /// An ICMPv6 message of this type, behind a condition that the frame has IPv6.
+    /// An ICMPv6 message of this type, after a condition that the frame has IPv6.
     Icmp6(u8),
     /// Router and neighbour discovery of IPv6 that no router has forwarded:
     /// `icmpv6 type 133-137 ip6 hoplimit 255`.
@@ -275,7 +275,7 @@ pub enum Expression {
     Count(String),
     /// A copy of the packet goes to the netlink group of this number, with this text.
     Log(String, u16),
-    /// The verdict that the map of this name has for the field; the next expression if it has none.
+    /// The verdict that the map of this name has for the field; without a verdict, the next expression.
     VerdictIn(Field, String),
     /// The end of the rule.
     Verdict(Verdict),
@@ -288,7 +288,7 @@ pub enum Field {
     Interface,
     /// Index of the interface by which the packet goes: `oif`.
     OutInterface,
-    /// `ether type`, the outermost: a frame with a VLAN tag has that of the tag.
+    /// The outermost `ether type`: a frame with a VLAN tag has the type of the tag.
     EtherType,
     /// `ip saddr`
     Source4,
@@ -317,7 +317,7 @@ pub enum Verdict {
     Accept,
     /// It ends here.
     Drop,
-    /// Evaluation goes on behind the jump to this chain.
+    /// Evaluation goes on after the jump to this chain.
     Return,
     /// Evaluation goes on in the chain of this name.
     Jump(String),

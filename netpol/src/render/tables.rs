@@ -1,5 +1,5 @@
-//! Tables of rules for an access control that judges each packet once: a local table for traffic
-//! of a direction with pods of the node, and a global one for traffic between these pods and other nodes.
+//! Tables of rules for an access control that judges each packet once: local tables for the traffic of
+//! pods of the node in one direction, and a global table for traffic between these pods and other nodes.
 //!
 //! A local table combines both sides of a connection within the node (`combine`). Pods whose
 //! tables have equal rules share one.
@@ -86,9 +86,9 @@ pub fn name(rules: &[Rule]) -> String {
     format!("{hash:016x}")
 }
 
-/// Rules in order, each once. Two that differ only in the family of all addresses are one about
-/// any address. A permission wins over a refusal of the same packets, as in a pod's list, which
-/// has its refusal last.
+/// Rules in order, each once. Two rules that differ only in whether they are about all IPv4 or all
+/// IPv6 addresses become one rule about any address. A permission wins over a refusal of the same
+/// packets, as in a pod's list, which has its refusal last.
 fn in_order(rules: Vec<Rule>) -> Vec<Rule> {
     let mut rules: BTreeSet<Rule> = rules.into_iter().collect();
     let [four, six] = whole_families();

@@ -3,5 +3,5 @@
 pub mod acl;
 pub mod sessions;
 
-/// The name that every table of ours has at its beginning.
+/// Beginning of the names of our tables.
 const PREFIX: &str = "contiv-policy-";

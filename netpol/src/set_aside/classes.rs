@@ -112,9 +112,9 @@ impl Entry {
 }
 
 impl Classes {
-    /// Follows pods whose policies may be others, or may need more or less than before.
+    /// Follows pods whose policies may have changed, or may need more or less than before.
     pub(super) fn follow(&mut self, pods: &BTreeSet<PodId>, processor: &Processor) {
-        // All at once: what a policy needs is counted when the first of its pods has it.
+        // All are released first: what a policy needs is counted when its class gets a first pod.
         for id in pods {
             for class in self.of_pod.remove(id).unwrap_or_default() {
                 self.release(&class);

@@ -1,4 +1,4 @@
-//! By the table of nf_tables, as the kernel judges the first packet of a connection.
+//! Judges by the table of nf_tables, as the kernel judges the first packet of a connection.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::{
     render::ruleset::{self, Element, Entry, Expression, Field, Table, Value},
 };
 
-/// By the chains of forwarded packets. The interface by which the packet came is not known.
+/// The verdict by the chains of forwarded packets. The interface by which the packet came is not known.
 pub(crate) fn by_table<'a>(table: &'a Table, packet: &Packet) -> Verdict<'a> {
     let mut judge = Judge {
         table,
@@ -46,7 +46,7 @@ enum End<'a> {
 }
 
 impl<'a> Judge<'a, '_> {
-    /// Whether a chain lets the packet pass; none if it leaves that to the chain it came from.
+    /// Whether a chain lets the packet pass; `None` if it leaves that to the chain it came from.
     fn chain(&mut self, name: &'a str) -> Option<bool> {
         for rule in &self.table.chains.get(name)?.rules {
             let End::Verdict(verdict) = self.rule(rule) else {
@@ -119,7 +119,7 @@ impl<'a> Judge<'a, '_> {
         self.table.maps.get(map)?.elements.get(&self.value(field)?)
     }
 
-    /// The value of a field; none if the packet does not have it.
+    /// The value of a field; `None` if the packet does not have it.
     fn value(&self, field: Field) -> Option<Value> {
         let Packet {
             source,

@@ -1,4 +1,4 @@
-//! By the exports for a VPP vswitch, as it would judge by them.
+//! Judges by the exports for a VPP vswitch as the vswitch would.
 
 use std::cmp::Reverse;
 
@@ -39,7 +39,7 @@ pub fn by_acls<'a>(acls: &'a [Acl], local: &Local, packet: &Packet) -> Verdict<'
     all.unwrap_or_else(|| Verdict::passed(By::Open(Flow::Ingress)))
 }
 
-/// By the session rules of a node, which are about TCP and UDP only: none for other packets.
+/// The verdict by the session rules of a node, which are about TCP and UDP only: `None` for other packets.
 pub(crate) fn by_sessions<'a>(
     rules: &'a [SessionRule],
     local: &Local,

@@ -154,7 +154,7 @@ fn check_exports(node: &Node) {
     }
 }
 
-/// All addresses of IPv4 are everyone: session rules are about no other family.
+/// A rule about all addresses of IPv4 is about everyone, because session rules have no other family.
 fn as_session_rules_have_it(mut rule: Rule) -> Rule {
     if rule.destination == Net::Block("0.0.0.0/0".parse().unwrap()) {
         rule.destination = Net::Any;

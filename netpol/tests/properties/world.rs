@@ -150,7 +150,7 @@ fn peer(random: &mut Random, families: Families) -> Value {
     }
 }
 
-/// A port. With one family of addresses, also session rules can have it.
+/// A port. With one family of addresses, it is one that session rules can have.
 fn port(random: &mut Random, families: Families) -> Value {
     let protocols: &[&str] = match families {
         Families::V4 => &["TCP", "UDP"],
@@ -169,7 +169,7 @@ fn port(random: &mut Random, families: Families) -> Value {
     }
 }
 
-/// A packet of which one side at least is a pod, mostly.
+/// A packet, of which mostly at least one side is a pod.
 pub(crate) fn packet(random: &mut Random, families: Families) -> Packet {
     loop {
         let [source, destination] = [(); 2].map(|()| address(random, families));

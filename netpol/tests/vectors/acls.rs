@@ -27,7 +27,7 @@ struct Vswitch {
 }
 
 impl Vswitch {
-    /// One with these lists, which a program that starts finds there.
+    /// A vswitch with these lists, which a program finds there when it starts.
     fn with(acls: Vec<Acl>) -> Self {
         let mut tables = Tables::new(Flow::Ingress);
         tables.resync(acl::import(&acls)).unwrap();
@@ -129,7 +129,7 @@ fn connections_pass_as_expected() {
     assert!(connections >= 150, "{connections}");
 }
 
-/// The pods of the node, also those that have no rules.
+/// The pods of the node, including those that have no rules.
 fn local(case: &Value) -> Local {
     let others = pods(&case["pods_on_another_node"]);
     let local = fields(&case["pod_ips"]).map(|(id, address)| (text(address), pod(id)));

@@ -1,4 +1,4 @@
-//! From policies to rules, and how all renderers get the same ones.
+//! From policies to rules, and how all renderers get the same rules.
 
 use std::{
     cell::RefCell,
@@ -162,7 +162,7 @@ fn policies_become_rules() {
         for (id, policies) in &selected {
             txn.put(id.clone(), Some(policies));
         }
-        // The second one of three fails.
+        // The second of three recorders fails.
         let recorded = [(); 3].map(|()| Rc::default());
         let mut recorders = [0, 1, 2].map(|n| Recorder {
             fails: n == 1,

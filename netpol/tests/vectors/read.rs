@@ -103,7 +103,7 @@ pub(crate) fn rules(value: &Value) -> Vec<Rule> {
     list(value).map(rule).collect()
 }
 
-/// The rules of a pod; none if it is removed.
+/// The rules of a pod; `None` if it is removed.
 pub(crate) fn pod_rules(value: &Value) -> Option<PodRules> {
     value["removed"].is_null().then(|| PodRules {
         addresses: vec![text(&value["ip"]).parse().unwrap()],

@@ -67,7 +67,7 @@ fn changes_of_tables() {
             check(tables.view(), expect, &case["id"]);
             let tracked: BTreeSet<PodId> = tables.pods().cloned().collect();
             assert_eq!(tracked, pods(&expect["tracked_pods"]), "{}", case["id"]);
-            // The same once more.
+            // The same change once more.
             let mut change = tables.begin();
             for (id, of) in fields(&step["update"]) {
                 change.update(pod(id), pod_rules(of));

@@ -13,7 +13,7 @@ use daemon::{command_line::failure, unix_socket};
 use nix::unistd::{Gid, Uid, setegid, seteuid};
 use tokio::net::UnixStream;
 
-/// Connects, as the owner of the socket if root is not permitted.
+/// Connects. If root is not permitted to, connects as the owner of the socket.
 pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
     match UnixStream::connect(path).await {
         Err(error) if is_refused_root(&error) => {
@@ -24,7 +24,7 @@ pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
     }
 }
 
-/// As [`connect`], outside of a runtime.
+/// Like [`connect`], without an async runtime.
 pub(super) fn connect_now(path: &Path) -> io::Result<OwnedFd> {
     match unix_socket::connect_now(path) {
         Err(error) if is_refused_root(&error) => {
@@ -58,7 +58,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // The saved user is root's, so both succeed.
+        // The saved user id is root's, so both calls succeed.
         let restored = seteuid(Uid::from_raw(0)).and_then(|()| setegid(self.group));
         if let Err(errno) = restored {
             let note = format!("cannot become root again: {errno}");

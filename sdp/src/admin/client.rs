@@ -34,8 +34,8 @@ use crate::config::{
 
 /// Longest time for an answer; a proxy that needs longer hangs.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Bytes of an answer: far more than the rules of one endpoint have. The process behind the socket
-/// may be any that runs as the proxies' user.
+/// Most bytes of an answer that are read: far more than the rules of one endpoint have. Any process
+/// of the proxies' user may serve the socket, so its answers need a limit.
 const LARGEST_ANSWER: usize = 16 << 20;
 /// Interval between two checks whether a draining proxy has exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -131,7 +131,7 @@ async fn health(socket: &Path, live: bool) -> anyhow::Result<Health> {
     })
 }
 
-/// The proxies that answer. A version is shown also where none runs.
+/// The proxies that answer. Errors are ignored: `version` also works if no proxy runs.
 async fn running(settings: &Settings) -> Vec<Running> {
     let sockets = match named(settings) {
         Some(socket) => vec![socket],

@@ -1,4 +1,4 @@
-//! The endpoints that people may name: those with rules, and those with a file of the agent's.
+//! The endpoints that people may name: those with rules, and those with a file from the agent.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::{
     shared_state::Shared,
 };
 
-/// What an endpoint's file says of its names.
+/// Names and addresses of an endpoint, from its file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Named {
@@ -51,7 +51,7 @@ impl Named {
     }
 }
 
-/// The endpoint that is called so.
+/// The endpoint to which `text` refers.
 pub(super) fn endpoint(shared: &Shared, text: &str) -> Result<(EndpointId, Named), NoEndpoint> {
     let mut all = files(&shared.config.state_dir);
     for id in shared.policy.load().endpoints() {

@@ -31,10 +31,10 @@ const WITHOUT_PROXY: &str = "no DNS rule is about this server, and another rule 
 /// Query about which a user requests an explanation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ExplainQuestion {
-    /// The endpoint as people call it, or any address.
+    /// An endpoint, in any form that people use, or any address.
     pub client: String,
     pub name: String,
-    /// Server's address; without it each rule is tried with a server of its own.
+    /// Address of the server. `None`: each rule is tried with a server that it selects.
     pub server: Option<IpAddr>,
     pub port: u16,
     /// Whether the query comes over TCP instead of UDP.
@@ -55,9 +55,9 @@ pub(crate) struct Explanation {
     pub ifindex: Option<u32>,
     /// Name as it is judged.
     pub name: String,
-    /// Address of the server; none if the question names no server.
+    /// Address of the server; `None` if the question names no server.
     pub server: Option<IpAddr>,
-    /// Identity of the server; none if the question names no server.
+    /// Identity of the server; `None` if the question names no server.
     pub server_identity: Option<u32>,
     pub port: u16,
     /// `udp` or `tcp`.
@@ -75,11 +75,11 @@ pub(crate) struct Explanation {
 pub(crate) struct JudgedRule {
     #[serde(flatten)]
     pub rule: RuleView,
-    /// Whether it is about the server; `None` if no server was given.
+    /// Whether the rule is about the server; `None` if no server was given.
     pub server_selected: Option<bool>,
-    /// Whether it allows the name; `None` if it is not about the server.
+    /// Whether the rule allows the name; `None` if it is not about the server.
     pub name_allowed: Option<bool>,
-    /// Its servers' queries pass without the proxy.
+    /// Whether queries to its servers pass without the proxy.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_proxy: bool,
 }
@@ -95,17 +95,17 @@ pub(super) fn answer(
 /// Why there is no explanation.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unexplained {
-    /// No endpoint is called so.
+    /// The question names no known endpoint.
     #[error(transparent)]
     NoEndpoint(#[from] NoEndpoint),
-    /// The client of a query is found by its address.
+    /// The endpoint has no known address, and the client of a query is found by its address.
     #[error(
         "endpoint {0} has no address that this proxy knows: give the address from which it sends queries"
     )]
     NoAddress(u16),
 }
 
-/// The address of the client. One that no endpoint has is explained as well.
+/// The address of the client. It need not be the address of an endpoint.
 fn address(shared: &Shared, text: &str) -> Result<IpAddr, Unexplained> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -152,7 +152,7 @@ fn explain(shared: &Shared, client: IpAddr, question: &ExplainQuestion) -> Expla
     let verdict = match server {
         Some((identity, address)) => table.check(&asked(identity, address)),
         None if explanation.rules.iter().any(is_allowed) => Verdict::Allow,
-        // No server makes a difference: the reason is that of any.
+        // Every server gets the same verdict, so any of them gives the reason.
         None => {
             let (identity, address) = any_server(&port);
             table.check(&asked(identity, address))
@@ -173,14 +173,15 @@ fn rules_at(rules: EndpointRules, port: u16, transport: Transport) -> PortRules 
     }
 }
 
-/// A server whose queries come to the proxy; an unknown one if there is none.
+/// A server whose queries come to the proxy; an unknown server if no rule names one.
 fn any_server(port: &PortRules) -> (IdentityId, IpAddr) {
     let rule = port.at_proxy().into_iter().flatten().next();
     let unknown = (IdentityId::UNKNOWN, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     rule.map_or(unknown, |rule| a_server_of(&rule))
 }
 
-/// Each rule by itself: at the server, or at a server of its own whose queries come to the proxy.
+/// Judges each rule alone: for the given server, or for a server of the rule whose queries come to
+/// the proxy.
 fn judged<'a>(
     port: &PortRules,
     server: Option<(IdentityId, IpAddr)>,
@@ -208,7 +209,7 @@ fn judged<'a>(
     judged.collect()
 }
 
-/// Whether a rule lets queries to a server pass, and none sends them to the proxy.
+/// Whether a rule lets queries to a server pass, and no rule sends them to the proxy.
 fn passes_without_proxy(port: &PortRules, identity: IdentityId, address: IpAddr) -> bool {
     let mut rules = port.rules.iter();
     !port.sends_to_proxy(identity, address)
@@ -300,7 +301,7 @@ impl Explanation {
         }
     }
 
-    /// Notes who the client is; none, with the reason, if it is not an endpoint.
+    /// Notes who the client is. If it is not an endpoint, notes the reason and returns `None`.
     fn identify(&mut self, shared: &Shared) -> Option<EndpointId> {
         match shared.maps.client(self.client) {
             QueryClient::Endpoint {

@@ -15,7 +15,7 @@ use crate::{link::state::RulesOrigin, shared_state::Shared};
 /// Filter for the rules that are shown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyQuestion {
-    /// Only rules of the endpoint that is called so; none: of every endpoint.
+    /// Endpoint whose rules are shown. `None`: those of every endpoint.
     pub endpoint: Option<String>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct PortView {
 /// One DNS rule in the words of `policy` and `explain`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RuleView {
-    /// The selector as the policy has it.
+    /// The selector in the words of the policy.
     pub selector: String,
     /// Servers it is about, in words.
     pub servers: String,

@@ -13,7 +13,7 @@ use shared_maps::{
 pub(crate) struct Replica {
     /// Process id, as seen in the PID namespace of that proxy.
     pub pid: u32,
-    /// Whether it is the one that answers.
+    /// Whether this is the proxy that answers the request.
     pub is_this: bool,
     /// Whether it is an agent's built-in proxy, which serves when no other does.
     pub fallback: bool,
@@ -38,8 +38,8 @@ pub(super) fn replicas(bpf_root: &Path, own: &[u32]) -> Vec<Replica> {
     group(all, (own, std::process::id()), monotonic_ns())
 }
 
-/// Containers with PID namespaces of their own may all be process 1: a number alone does not
-/// tell which one is this.
+/// Containers with PID namespaces of their own may all be process 1: a process id alone does not
+/// tell which of them is this process.
 fn group(
     slots: impl Iterator<Item = (u32, Slot)>,
     (own, this): (&[u32], u32),

@@ -24,7 +24,7 @@ const BACKLOG: i32 = 1024;
 /// The socket of the metrics address, if there is one.
 ///
 /// It is bound as the user that starts the proxy: the kernel lets a replica share the port only
-/// with sockets of one user, and releases before bound it as root.
+/// with sockets of one user, and earlier releases bound it as root.
 #[derive(Debug)]
 pub struct MetricsListener(Option<std::net::TcpListener>);
 
@@ -95,10 +95,12 @@ impl AdminListeners {
     }
 }
 
-/// Removes the socket at `path` if a process that was killed left it there. Whether it did.
+/// Removes the socket at `path` if a process that was killed left it there. Returns whether it
+/// removed one.
 ///
-/// A socket of another user may refuse this one and still be served: it stays. So root calls
-/// this before it becomes another user, for a socket that a proxy made as root.
+/// A socket of another user may refuse this user although a process serves it, so it is not
+/// removed. Root therefore calls this before it becomes another user, for a socket that a proxy
+/// made as root.
 pub fn remove_left(path: &Path) -> io::Result<bool> {
     let left = is_left(path)?;
     if left {

@@ -27,8 +27,8 @@ use crate::{
     transparent::Mode,
 };
 
-/// Everything about one proxy. Fields that came later have defaults: a command of this
-/// release asks proxies of the one before, too.
+/// Everything about one proxy. Fields that were added later have defaults, because a command of
+/// this release also asks proxies of the previous one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
     /// Name of this instance (`--name`).
@@ -38,7 +38,7 @@ pub(crate) struct Status {
     pub uptime_seconds: u64,
     pub ready: bool,
     pub missing: Vec<Missing>,
-    /// Whether it is on its way out.
+    /// Whether the proxy drains and will exit.
     pub leaving: bool,
     pub drain: Draining,
     pub proxy_port: u16,
@@ -64,7 +64,7 @@ pub(crate) struct Status {
     pub skipped_files: Vec<Skipped>,
     /// State of the journal, which stores mappings that are not durable.
     pub journal: JournalStatus,
-    /// State of the file with a Cilium agent's rules for a start without it.
+    /// State of the file with a Cilium agent's rules, for a start without the agent.
     pub rules_journal: RulesJournalStatus,
     /// The query log, if it is on.
     pub query_log: Option<QueryLogStatus>,
@@ -72,16 +72,16 @@ pub(crate) struct Status {
     pub queries: Vec<Counted>,
     /// Answers by outcome; outcomes that did not occur are left out.
     pub answers: Vec<Counted>,
-    /// Warnings and errors of late, the latest first.
+    /// Recent warnings and errors, the latest first.
     pub troubles: Vec<RecentWarning>,
 }
 
 /// Progress of a drain and its time limit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Draining {
-    /// Since it began, milliseconds; none while the proxy stays.
+    /// Milliseconds since the drain began; `None` if there is no drain.
     pub since_ms: Option<u64>,
-    /// How long it may take, milliseconds.
+    /// Longest time that a drain may take, milliseconds.
     pub limit_ms: u64,
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct Work {
     pub tcp_connections: u64,
 }
 
-/// Something that is missing for being ready.
+/// A requirement for readiness that is not met.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Missing {
     /// Name of the requirement, for example `rules`.

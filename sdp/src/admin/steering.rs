@@ -1,4 +1,4 @@
-//! `status`: how packets find this proxy, and what follows when one leaves or hangs.
+//! `status`: how packets find this proxy, and what happens when a proxy leaves or hangs.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
 pub(crate) struct Steering {
     /// Whether slots decide which packets come here.
     pub on: bool,
-    /// Slots that are ours; empty where the kernel's hash spreads packets.
+    /// Slots of this proxy; empty where the kernel's hash distributes packets.
     pub slots: Vec<u32>,
     /// Whether a replica loses no query when it leaves while another one runs.
     pub replacement_loses_nothing: bool,

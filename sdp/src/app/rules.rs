@@ -18,7 +18,7 @@ use crate::{
 
 /// How long the first rules may hold up the listeners.
 const FIRST_RULES_WITHIN: Duration = Duration::from_secs(1);
-/// How often a proxy that could only refuse looks whether another one has the port.
+/// How often a proxy that could only refuse queries checks whether another proxy has the port.
 const PORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Puts the rules on disk in force, unless the agent has sent its own.
@@ -80,7 +80,7 @@ fn prefer_what_was_said(shared: &Shared, found: &mut Restored, now: &Instances) 
     shared.agent.rules_journal.adopt(counts);
 }
 
-/// Keeps the agent's rules on disk, on a thread that may wait for it.
+/// Keeps the agent's rules on disk, on a thread that may wait for the disk.
 pub(super) fn keep_rules(shared: &Shared) {
     if let Some(work) = shared.agent.rules_journal.work(Instant::now()) {
         let journal = Arc::clone(&shared.agent.rules_journal);
@@ -88,7 +88,8 @@ pub(super) fn keep_rules(shared: &Shared) {
     }
 }
 
-/// Rules of endpoints that `cilium_lxc` has lost, or gave to others, end.
+/// Ends the rules of endpoints that are gone from `cilium_lxc`, or whose numbers other endpoints
+/// have there.
 pub(super) fn end_lost_rules(shared: &Shared) {
     let mut writing = shared.agent.link.writing_rules();
     if end_rules_of_lost_endpoints(&mut writing, &shared.maps, &shared.policy) > 0 {
@@ -96,8 +97,8 @@ pub(super) fn end_lost_rules(shared: &Shared) {
     }
 }
 
-/// Waits for rules, [`FIRST_RULES_WITHIN`] at most: from the moment its sockets
-/// are bound this process gets queries that another one could have answered.
+/// Waits for rules, [`FIRST_RULES_WITHIN`] at most: from the moment its sockets are bound, this
+/// process gets queries that another proxy could have answered.
 pub(super) async fn first_rules(shared: &Shared) {
     let there = async {
         while shared.ready.is_missing(Need::Rules) {
@@ -110,8 +111,8 @@ pub(super) async fn first_rules(shared: &Shared) {
     }
 }
 
-/// While this process could only refuse, and another proxy has the port, that one answers: from
-/// the moment our sockets are bound the kernel's hash gives them their share.
+/// Waits while this process could only refuse queries and another proxy has the port. Once our
+/// sockets are bound, the kernel's hash gives them a share of the queries.
 pub(super) async fn others_first(shared: &Shared, mut ports: BoundPorts) {
     let waits = async {
         loop {

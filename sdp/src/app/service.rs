@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::{listener::Listeners, shared_state::Shared};
 
-/// A worker that does nothing for so long hangs: an idle one wakes up every five seconds.
+/// A worker that does nothing for this long hangs: an idle worker wakes up every five seconds.
 const HUNG: Duration = Duration::from_secs(15);
 
 /// Reports whether the proxy can serve, or which requirements are missing.

@@ -8,8 +8,8 @@ use daemon::{
     settings_file::{self, SettingsError},
 };
 
-/// Keys of Cilium that need nothing done here: answers pass as they are, nothing of this
-/// proxy is locked by name or compiled per rule, sockets are not lingered on.
+/// Keys of Cilium that have no effect here: for example, answers pass unchanged, and this proxy has
+/// no locks by name and no compiled expressions of rules.
 const ACCEPTED: &[&str] = &[
     "tofqdns-enable-dns-compression",
     "dns-max-ips-per-restored-rule",
@@ -23,7 +23,7 @@ const ACCEPTED: &[&str] = &[
 ];
 /// Keys without which Cilium's own proxy does not start.
 const SWITCHES: &[&str] = &["enable-standalone-dns-proxy", "enable-l7-proxy"];
-/// Keys that Cilium calls otherwise.
+/// Keys of Cilium, each with our name of the setting.
 const RENAMED: &[(&str, &str)] = &[
     ("sdp-prometheus-serve-addr", "metrics-address"),
     // A chart from before the first release has this key.
@@ -126,7 +126,7 @@ mod tests {
         dir
     }
 
-    /// Settings of the chart, and others that clusters add to it.
+    /// Settings of Cilium's chart, and others that clusters add to them.
     const CILIUMS: &[(&str, &str)] = &[
         ("debug", "False"),
         ("enable-ipv4", "true"),

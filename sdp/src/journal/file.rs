@@ -1,9 +1,9 @@
-//! Journal files: one's own, and those whose writer is gone.
+//! Journal files: the one of this process, and those whose writer is gone.
 //!
-//! A file belongs to who holds its lock (`flock`), which the kernel gives back when
-//! the process ends, however it ends. Nothing is ever synced to the disk: a killed
-//! process leaves what it wrote in the page cache, and what a crash of the machine
-//! takes belongs to an earlier boot, whose entries are never used.
+//! A file belongs to the process that holds its lock (`flock`), which the kernel gives back when
+//! the process ends, however it ends. Nothing is ever synced to the disk: a killed process leaves
+//! what it wrote in the page cache, and what a crash of the machine takes belongs to an earlier
+//! boot, whose entries are never used.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -17,9 +17,9 @@ use crate::regular_file;
 
 /// Extension of the file names of journals.
 const ENDING: &str = "journal";
-/// Ending while a file is being made.
+/// Extension of a file that is being made.
 const NEW: &str = "new";
-/// Files longer than this are no journals of ours, bytes.
+/// Most bytes of a file. A longer one is no journal of ours.
 const MAX_FILE: u64 = 256 << 20;
 
 /// A locked file that this process appends to.
@@ -31,7 +31,8 @@ pub(super) struct OwnFile {
 }
 
 impl OwnFile {
-    /// Makes the directory, if need be, and in it a file called after `name` with `image` in it.
+    /// Makes the directory if it is missing, and in it a file named after `name` that contains
+    /// `image`.
     pub(super) fn create(dir: &Path, name: &str, image: &[u8]) -> io::Result<Self> {
         directory::make(dir)?;
         let path = dir.join(format!("{name}.{}.{ENDING}", std::process::id()));
@@ -124,7 +125,7 @@ impl Orphan {
             }
             match path.extension().and_then(|ending| ending.to_str()) {
                 Some(ENDING) => found.extend(Self::open(&path)),
-                // Left by a process that was killed while it made it.
+                // A process was killed while it made this file.
                 Some(NEW) => {
                     if let Some(left) = Self::open(&path) {
                         left.remove()?;
@@ -138,7 +139,7 @@ impl Orphan {
 
     fn open(path: &Path) -> Option<Self> {
         let file = regular_file::open(path, OpenOptions::new().read(true)).ok()?;
-        // Between opening and locking another one may have taken it up and removed it.
+        // Between opening and locking, another process may have adopted and removed the file.
         (lock(&file).is_ok() && is_at(&file, path)).then(|| Self {
             path: path.to_owned(),
             file,
@@ -162,7 +163,7 @@ impl Orphan {
         Ok(())
     }
 
-    /// Puts it out of the way of others, for a person to look at.
+    /// Renames the file, so that no process adopts it and a person can look at it.
     pub(super) fn set_aside(&self) -> io::Result<()> {
         let mut path = self.path.clone().into_os_string();
         path.push(".corrupt");

@@ -12,18 +12,18 @@ use crate::mapping::pairs::{AgentAck, Key, PairTable};
 /// One entry for the journal.
 #[derive(Clone, Debug)]
 pub enum Note {
-    /// No agent has made it durable; it counts this many seconds from `seen_at`.
+    /// No agent has made the mapping durable. It counts for this many seconds from `seen_at`.
     Learned(Mapping, u32),
     /// The agent's disk has these pairs as they were sent.
     Settled(Key, Vec<IpAddr>, AgentAck),
     /// The agent never accepts these pairs as they were sent.
     Forgotten(Key, Vec<IpAddr>, AgentAck),
-    /// The agent takes these back: without a name all, without addresses all of the name.
+    /// The agent revokes these pairs: without a name all, without addresses all of the name.
     Revoked(Option<Fqdn>, Vec<IpAddr>),
 }
 
 impl Note {
-    /// The endpoint that has it written; none of a revocation.
+    /// The endpoint for which the note is written; `None` for a revocation.
     pub(super) fn holder(&self) -> Option<Holder> {
         match self {
             Self::Learned(mapping, _) => Some(mapping.endpoint.into()),
@@ -33,7 +33,7 @@ impl Note {
     }
 }
 
-/// A mapping out of a journal, and for how many seconds from `seen_at` it counts.
+/// A mapping from a journal, and for how many seconds from `seen_at` it counts.
 pub type Written = (Mapping, u32);
 
 /// Table of the pairs that the journal's file must contain.
@@ -43,7 +43,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Holds `limit` pairs at most; beyond, the endpoint with most pairs loses those that end
+    /// Holds `limit` pairs at most. Above it, the endpoint with most pairs loses those that end
     /// soonest.
     pub fn new(limit: usize) -> Self {
         Self {
@@ -51,10 +51,10 @@ impl Ledger {
         }
     }
 
-    /// Takes a note; appends to `out` what the file must say of it.
+    /// Takes a note, and appends its record to `out` if the file needs one.
     ///
-    /// That a pair is durable is not written: telling it to an agent once more does no harm.
-    /// That one was revoked is: telling it again would open what was closed.
+    /// That a pair is durable is not written: sending it to an agent once more does no harm. A
+    /// revocation is written: sending a revoked pair again would open what was closed.
     pub fn take(&mut self, note: &Note, out: &mut Vec<u8>) {
         match note {
             Note::Learned(mapping, lasts) => {

@@ -163,7 +163,7 @@ pub(crate) fn read<'a>(bytes: &'a [u8], boot_id: &str) -> Result<Records<'a>, He
     if magic != MAGIC {
         return Err(HeaderError::Damaged);
     }
-    // Before the checksum: what follows the version is that release's own business.
+    // Checked before the checksum, because a later release may define all that follows the version.
     if version > VERSION {
         return Err(HeaderError::Newer(version));
     }

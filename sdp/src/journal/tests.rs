@@ -1,5 +1,5 @@
-//! Journals of several processes in one directory. A process that is killed is one
-//! whose file lies there and is not locked: a copy.
+//! Journals of several processes in one directory. A killed process is represented by a copy of its
+//! file, which no process has locked.
 
 use std::{fs, sync::mpsc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::mapping::pairs::{AgentAck, tests::mapping};
 
 const BOOT: &str = "0d3f1c9e-53a1-4c0e-9d52-0123456789ab";
 
-/// A journal, and what it took up.
+/// A journal, and the mappings that it adopted.
 struct Process {
     journal: Arc<Journal>,
     adopted: mpsc::Receiver<Written>,
@@ -34,7 +34,7 @@ fn learned(name: &str) -> Note {
     Note::Learned(mapping, 600)
 }
 
-/// For as long as any of these tests.
+/// An acknowledgement that holds for longer than any of these tests runs.
 fn durable() -> AgentAck {
     AgentAck {
         seen: BootTime::now(),
@@ -54,7 +54,7 @@ fn addresses() -> Vec<std::net::IpAddr> {
 }
 
 impl Process {
-    /// Has a note written and waits until it is.
+    /// Writes a note, and waits until the file has it.
     fn write(&self, note: Note) {
         until(
             "the journal works",

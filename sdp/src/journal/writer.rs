@@ -14,13 +14,13 @@ use super::{
 /// Most pairs in the journal of one proxy. Above it, the endpoint with most pairs loses those that
 /// end soonest.
 pub(crate) const PAIRS: usize = 100_000;
-/// Bytes that a file may have at most once it has no superfluous records.
+/// Most bytes of a file without superfluous records.
 const MAX_BYTES: u64 = 64 << 20;
 /// Below this length, in bytes, a file is not rewritten.
 const SMALL: u64 = 256 << 10;
 /// How often files without a writer are looked for.
 pub(super) const SCAN_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which expired pairs are removed.
+/// Interval at which expired pairs are removed, seconds.
 const EXPIRE: u64 = 10;
 /// How often a file that could not be written is tried again, seconds.
 const RETRY: u64 = 2;
@@ -38,7 +38,7 @@ pub(super) struct Writer {
     pub(super) adopt: Adopt,
     ledger: Ledger,
     file: Option<OwnFile>,
-    /// Records are missing in the file. Those that it has are valid.
+    /// Whether records are missing in the file. Those that it has are valid.
     behind: bool,
     /// Adopted files whose content is not in this process's own file yet.
     taken: Vec<Orphan>,
@@ -100,7 +100,7 @@ impl Writer {
         };
         self.note_outcome(journal, outcome, now);
         if self.ledger.is_empty() {
-            // The agent has it all.
+            // The agent has made all pairs durable.
             self.let_go_of_taken(journal);
         }
         let len = self.file.as_ref().map_or(0, OwnFile::len);

@@ -47,7 +47,7 @@ struct Part {
 }
 
 impl Assembly {
-    /// Takes the next message; gives the revision that it completes, if it does.
+    /// Takes the next message. Returns the revision if the message completes one.
     pub(super) fn push(
         &mut self,
         update: wire::DnsRulesUpdate,

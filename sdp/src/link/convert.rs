@@ -23,7 +23,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 use crate::sink::{Batch, Grant, MappingResult, Outgoing, Promise};
 
-/// A state directory; a device and an inode of 0 are none.
+/// Converts a state directory. Device 0 with inode 0 stands for unknown.
 pub(super) fn state_dir(message: wire::StateDir) -> StateDir {
     let inode = (message.device, message.inode);
     StateDir {
@@ -32,7 +32,7 @@ pub(super) fn state_dir(message: wire::StateDir) -> StateDir {
     }
 }
 
-/// The same for the other side.
+/// The message with a state directory for the other side.
 pub(super) fn to_state_dir(dir: &StateDir) -> wire::StateDir {
     let (device, inode) = dir.inode.unwrap_or_default();
     wire::StateDir {
@@ -54,12 +54,12 @@ pub enum RulesError {
     /// A protocol that is neither TCP nor UDP.
     #[error("endpoint {endpoint}: protocol {protocol} is neither 6 (TCP) nor 17 (UDP)")]
     Protocol { endpoint: u16, protocol: u32 },
-    /// A name with both or neither.
+    /// A name that has both match_name and match_pattern, or neither.
     #[error(
         "endpoint {endpoint}, selector {selector:?}: a name needs exactly one of match_name and match_pattern"
     )]
     Name { endpoint: u16, selector: String },
-    /// A name or pattern that is none.
+    /// A name or pattern that is malformed.
     #[error("endpoint {endpoint}, selector {selector:?}: {reason}")]
     Pattern {
         endpoint: u16,
@@ -68,8 +68,7 @@ pub enum RulesError {
     },
 }
 
-/// DNS rules of a state of the FQDNData service, and what of it allows nothing because it is
-/// malformed.
+/// DNS rules of a state of the FQDNData service, and its malformed parts, which allow nothing.
 pub fn fqdndata_rules(state: fqdn_proto::fqdndata::PolicyState) -> (Vec<RulesOf>, Vec<String>) {
     let state = fqdndata::state(state);
     let _servers = state.servers();
@@ -234,7 +233,7 @@ fn instance_out(endpoint: EndpointInstance) -> wire::EndpointInstance {
 }
 
 pub(super) fn result(message: &wire::MappingResult) -> MappingResult {
-    // A lease that ends at 0 is none.
+    // An end of 0 means that there is no lease.
     let lease_end = (message.lease_end > 0).then_some(BootTime::from_nanos(message.lease_end));
     let grant = Grant {
         durable: message.durable,
@@ -260,14 +259,15 @@ pub(super) fn result(message: &wire::MappingResult) -> MappingResult {
     }
 }
 
-/// A revocation: its number, the name (none: every lease) and the addresses (none: all of the name).
+/// A revocation: its number, the name (`None`: every lease) and the addresses (empty: all of the
+/// name).
 pub(super) fn revocation(from: &wire::LeaseRevoked) -> (u64, Option<Fqdn>, Vec<IpAddr>) {
     let addresses: Vec<_> = from
         .addresses
         .iter()
         .filter_map(|bytes| address(bytes))
         .collect();
-    // An address that cannot be read widens the revocation: a lease too few only costs a wait.
+    // An address that cannot be read widens the revocation: one lease too few only costs a wait.
     let unread = addresses.len() != from.addresses.len();
     let name = (!from.name.is_empty()).then(|| Fqdn::normalise(&from.name));
     (from.id, name, if unread { Vec::new() } else { addresses })

@@ -47,8 +47,8 @@ const LARGEST_MESSAGE: usize = 512 << 20;
 /// The first state takes the agent a while to put together.
 const FIRST_STATE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Rules wait so long at most for the file that a start without agent reads. A disk that hangs
-/// must not keep them from being used.
+/// Longest time that rules wait to be written to the file for a start without an agent. A disk that
+/// hangs must not keep rules from being used.
 const WRITTEN_WITHIN: Duration = Duration::from_millis(100);
 
 type Client = FqdnDataClient<Channel>;
@@ -79,7 +79,7 @@ async fn begin(
     let (states, first) = timeout(FIRST_STATE_WITHIN, first)
         .await
         .map_err(|_| SessionError::Silent { what: STREAM })??;
-    // It has no epochs: each session counts as one, so that all is sent again.
+    // The service has no epochs: each session counts as one, so that all mappings are sent again.
     let epoch = Epoch {
         boot_id: String::new(),
         start: link.state.sessions() + 1,
@@ -134,7 +134,8 @@ async fn follow(
 ) -> Result<Never, SessionError> {
     let mut state = first;
     loop {
-        // Not on this thread: the agent waits one second for an answer to its ping.
+        // Another thread does this, because the agent waits only one second for an answer to its
+        // ping.
         let taken = spawn_blocking(move || rules.take(state));
         let (ack, back) = taken.await.map_err(|error| broke_off(&error))??;
         rules = back;
@@ -157,8 +158,8 @@ fn adopt_rules(link: &Link) {
     writing.adopt(in_force, &link.maps.instances().unwrap_or_default());
 }
 
-/// Rules and tables of one state. Endpoints that it does not name keep theirs for now. `keep`
-/// comes before the first answer that only these rules allow.
+/// Puts the rules and tables of one state in force. Endpoints that the session has not named yet
+/// keep their rules. `keep` is called before the rules can allow any query.
 fn put_in_force(
     rules: &[RulesOf],
     tables: AgentTables,
@@ -173,7 +174,7 @@ fn put_in_force(
     }
     keep(kept);
     let errors = policy.apply(rules, &gone);
-    // Right behind the rules: compiling them takes longer than this.
+    // Set right after the rules are in force, because compiling them takes longer than this.
     maps.set_agent_tables(tables);
     end_rules_of_lost_endpoints(kept, maps, policy);
     if !rules.is_empty() {
@@ -191,7 +192,7 @@ struct Rules {
 }
 
 impl Rules {
-    /// Puts a state in force; gives back the answer to it and itself.
+    /// Puts a state in force. Returns the answer to the state, and `self`.
     fn take(mut self, state: State) -> Result<(wire::PolicyStateResponse, Self), SessionError> {
         let mut state = state.decode().map_err(|error| {
             let error = format!("a state: {error}");
@@ -231,7 +232,8 @@ impl Rules {
         Ok((ack, self))
     }
 
-    /// Says what of a state allows nothing, if that is news: each state holds it all again.
+    /// Reports the unusable parts of a state if they are new, because each state contains all of
+    /// them again.
     fn note_odd(&mut self, odd: BTreeSet<String>) {
         let status = &self.link.state;
         for odd in odd.difference(&self.odd) {

@@ -18,11 +18,11 @@ use super::{
 };
 
 const CALL: &str = "UpdateMappings";
-/// Messages between us and the connection; what does not fit waits in the sink.
+/// Most messages queued for the connection. More wait in the sink.
 const AHEAD: usize = 4;
 /// Interval at which collected refreshes that became due are sent.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
-/// How often it is noted that nothing more came, while an answer waits for a result.
+/// While an answer waits for a result: how often the link notes that it has read all results.
 const BEAT: Duration = Duration::from_millis(10);
 
 /// A stream whose first message, the agent's epoch, has come.
@@ -62,7 +62,7 @@ impl Opened {
     pub(super) async fn run(self, link: &Link) -> Result<Never, SessionError> {
         let Self { up, down, .. } = self;
         tokio::select! {
-            // First, so that a beat of the other one finds nothing unread.
+            // Receiving comes first, so that a beat of the sending branch finds nothing unread.
             biased;
             ended = receive(link, down) => ended,
             ended = send(link, up) => ended,
@@ -86,7 +86,8 @@ async fn send(link: &Link, up: mpsc::Sender<wire::MappingUp>) -> Result<Never, S
             }
         }
         loop {
-            // Room first: a batch that was taken can no longer go with later ones.
+            // Waits for room first, because a batch that was taken cannot be merged with later
+            // mappings.
             let room = room(link, &up, &mut beat).await?;
             let mut messages =
                 convert::batch_out(link.sink.next_batch(BootTime::now())).into_iter();
@@ -99,7 +100,7 @@ async fn send(link: &Link, up: mpsc::Sender<wire::MappingUp>) -> Result<Never, S
     }
 }
 
-/// Waits for room. An agent that reads nothing is one that answers nothing.
+/// Waits for room. An agent that reads nothing counts as one that answers nothing.
 async fn room<'u>(
     link: &Link,
     up: &'u mpsc::Sender<wire::MappingUp>,

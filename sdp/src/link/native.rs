@@ -34,7 +34,7 @@ pub(super) async fn session(link: &Link, address: &AgentAddress) -> SessionError
     }
 }
 
-/// Ends the tasks with the session, also if that is cancelled.
+/// Ends the tasks when the session ends or is cancelled.
 struct EndWithSession<'a> {
     link: &'a Link,
     tasks: &'a SharedTasks,

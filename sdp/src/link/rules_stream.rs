@@ -16,8 +16,8 @@ const ACKS_AHEAD: usize = 16;
 
 /// Applies and acknowledges rules until the stream ends.
 ///
-/// The agent may take its time for the first message: it publishes nothing
-/// before it knows everything. That it lives was shown by its Hello.
+/// The agent may take its time for the first message: it publishes nothing before it knows
+/// everything. Its Hello has shown that it is alive.
 pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, SessionError> {
     let broken = |status| SessionError::Status {
         what: CALL,
@@ -34,7 +34,7 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
         let Some(complete) = assembly.push(update)? else {
             continue;
         };
-        // Elsewhere: compiling rules may take seconds, and mappings go on.
+        // On another thread, because compiling rules may take seconds and mappings must go on.
         let to = link.clone();
         let applied = spawn_blocking(move || apply(&to, session, complete));
         let applied = applied
@@ -82,7 +82,7 @@ fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck
     if link.state.sessions() != session {
         return None;
     }
-    // First: from here on a lease of an older revision must not release an answer.
+    // Called first, because from here on a lease of an older revision must not release an answer.
     link.sink.rules_applied(epoch.clone(), revision);
     let errors = match &content {
         Content::Snapshot(all) => {

@@ -16,10 +16,10 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case", tag = "from")]
 pub enum RulesOrigin {
-    /// There are none: everything is refused.
+    /// There are no rules, so everything is refused.
     #[default]
     Nowhere,
-    /// The endpoints' files; the agent has not sent any yet.
+    /// The endpoints' files. The agent has not sent any rules yet.
     Disk {
         /// Number of endpoints whose rules were read from files.
         endpoints: usize,
@@ -51,7 +51,7 @@ pub struct Connection {
     /// Version from the agent's hello.
     pub agent_version: String,
     pub epoch: Epoch,
-    /// Port it redirects to, where that is not ours.
+    /// Port to which the agent redirects queries, if it is not the port of this proxy.
     pub other_proxy_port: Option<u16>,
     /// The two state directories, where they differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +72,7 @@ pub struct StateDirs {
 pub struct LinkStatus {
     /// The session, if there is one.
     pub connection: Option<Connection>,
-    /// Why there is none, or why the last one ended.
+    /// Why there is no session, or why the last one ended.
     pub last_error: Option<String>,
     /// Number of sessions since the process started.
     pub sessions: u64,
@@ -82,9 +82,9 @@ pub struct LinkStatus {
     pub acked_revision: Option<u64>,
     /// The last revision that was refused, and why.
     pub refused_rules: Option<String>,
-    /// Endpoints whose rules are in force although the agent has not said them in this session.
+    /// Endpoints whose rules are in force although the agent has not sent them in this session.
     pub kept_endpoints: usize,
-    /// Rows of Cilium's rules that were passed over: they are of no transport that DNS has here.
+    /// Rows of Cilium's rules that were passed over: their transport is neither UDP nor TCP.
     pub skipped_rows: u64,
 }
 
@@ -99,8 +99,8 @@ pub struct LinkStats {
     pub rules_applied: Count,
     /// Revisions of rules refused, whole or in part.
     pub rules_refused: Count,
-    /// Rows of rules passed over, because they are of no transport that DNS has here or cannot be
-    /// read.
+    /// Rows of rules passed over, because their transport is neither UDP nor TCP, or because they
+    /// cannot be read.
     pub rows_skipped: Count,
 }
 
@@ -139,7 +139,8 @@ impl LinkState {
         matches!(self.status.lock().rules, RulesOrigin::Agent { .. })
     }
 
-    /// Held while rules are put in force, so that those from disk never follow the agent's.
+    /// The lock that is held while rules are put in force, so that rules from disk never replace
+    /// the agent's.
     pub fn writing_rules(&self) -> MutexGuard<'_, KeptRules> {
         self.writer.lock()
     }
@@ -165,7 +166,7 @@ impl LinkState {
         self.ready.unblock(Need::Rules);
     }
 
-    /// The agent has not said the rules of so many endpoints.
+    /// The agent has not sent the rules of this many endpoints, which stay in force.
     pub fn rules_kept(&self, endpoints: usize) {
         self.status.lock().kept_endpoints = endpoints;
     }
@@ -199,7 +200,7 @@ impl LinkState {
         self.stats.rules_refused.add(1);
     }
 
-    /// The same as the revision before it, for the same reason.
+    /// A revision was refused for the same reason as the one before it. It is not counted again.
     pub(super) fn rules_refused_still(&self, revision: u64, reason: &str) {
         self.status.lock().refused_rules = Some(format!("revision {revision}: {reason}"));
     }

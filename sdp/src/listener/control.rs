@@ -24,9 +24,9 @@ pub(super) struct Control {
     thread: OnceLock<ThreadId>,
     /// Results for held answers. Bounded by the number of held answers.
     realised: Mutex<Vec<(Key, Realised)>>,
-    /// The worker waits for events.
+    /// Whether the worker waits for events.
     asleep: AtomicBool,
-    /// How often the worker has begun or ended to wait.
+    /// How often the worker has begun or stopped waiting.
     turns: AtomicU64,
     draining: AtomicBool,
     /// Set by the worker when no new packets are steered to it.
@@ -73,7 +73,7 @@ impl Control {
         }
     }
 
-    /// All results so far, swapped for the empty `into`.
+    /// Moves all results so far into `into`, which is cleared first.
     pub(super) fn take_realised(&self, into: &mut Vec<(Key, Realised)>) {
         into.clear();
         std::mem::swap(&mut *self.realised.lock(), into);
@@ -89,7 +89,7 @@ impl Control {
         self.wake.as_fd()
     }
 
-    /// The worker begins or ends to wait.
+    /// The worker begins or stops waiting.
     pub(super) fn sleeps(&self, asleep: bool) {
         self.turns.fetch_add(1, Ordering::Relaxed);
         self.asleep.store(asleep, Ordering::Release);
@@ -118,7 +118,7 @@ impl Control {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// The worker gave its slot up.
+    /// The worker gave up its slot.
     pub(super) fn leave(&self) {
         self.left.store(true, Ordering::Release);
     }

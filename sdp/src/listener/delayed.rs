@@ -17,7 +17,7 @@ use crate::query::pending::{Arrival, PendingQuery};
 
 /// Bytes of waiting queries per worker. Endpoints have shares of it.
 pub(crate) const MAX_BYTES: usize = 4 << 20;
-/// Bytes that a query counts besides its own.
+/// Bytes that a waiting query counts in addition to its message.
 const OVERHEAD: usize = 256;
 /// How often a worker without other events tries again: another thread may have freed a place.
 pub(super) const RETRY: Duration = Duration::from_millis(5);
@@ -197,7 +197,7 @@ impl Delayed {
         true
     }
 
-    /// Whether a query of so many bytes may wait.
+    /// Whether a query of `bytes` bytes may wait.
     pub(super) fn has_room(&self, holder: Holder, bytes: usize) -> bool {
         !self.grace.is_zero() && self.quota.allows(holder, OVERHEAD + bytes)
     }

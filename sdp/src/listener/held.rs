@@ -14,7 +14,7 @@ use crate::{
 
 /// Most bytes of held answers per worker. Endpoints have shares of it.
 pub(crate) const MAX_BYTES: usize = 16 << 20;
-/// Bytes that an answer counts besides its own.
+/// Bytes that an answer counts in addition to its message.
 const OVERHEAD: usize = 512;
 
 /// Bytes that an answer counts.
@@ -82,7 +82,7 @@ impl HeldAnswers {
         None
     }
 
-    /// Takes an answer out, whichever.
+    /// Removes any one answer, if there is one.
     pub(super) fn any(&mut self) -> Option<HeldAnswer> {
         self.next_deadline()?;
         let (_, key) = self.deadlines.pop_front()?;

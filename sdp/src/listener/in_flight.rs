@@ -7,8 +7,8 @@ use crate::stats::Level;
 /// The limit of one process.
 ///
 /// Each UDP worker counts its own queries in a [`Quota`](limits::quota::Quota), without a lock for
-/// each query. All TCP connections count together. Neither uses the units of the other, so that an
-/// endpoint's share stays free whichever transport others use.
+/// each query. All TCP connections count together. Neither transport uses the units of the other,
+/// so that an endpoint's share stays free whichever transport other endpoints use.
 #[derive(Clone, Debug)]
 pub(super) struct InFlight {
     limit: usize,

@@ -86,7 +86,7 @@ impl Releases {
     }
 }
 
-/// Counts `unsent` of `wanted` answers.
+/// Counts the answers that could not be sent: all `wanted` if the whole call failed.
 pub(super) fn count_unsent(
     proxy: &Proxy,
     wanted: usize,

@@ -12,8 +12,8 @@ fn is_of_another(error: io::ErrorKind) -> bool {
 
 /// Sends all datagrams, and continues after those that fail. Returns how many failed.
 ///
-/// A connected socket reports an ICMP error of an earlier datagram on the next one. That datagram
-/// is sent again.
+/// A connected socket reports an ICMP error for an earlier datagram when the next one is sent. The
+/// next one is then sent again.
 pub(super) fn send_all<'a>(
     batch: &mut SendBatch,
     socket: &OwnedFd,

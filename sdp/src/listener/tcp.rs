@@ -59,7 +59,7 @@ pub(super) struct Shared {
     in_flight: InFlight,
     /// Shared by all connections, because a client's next connection often repeats the last query.
     repeats: Mutex<Repeats>,
-    /// Accept no more, end between queries.
+    /// Cancelled to accept no more connections. Open ones end between queries.
     draining: CancellationToken,
     /// Cancelled to read no more queries. Connections end when the queries in flight are answered.
     closing: CancellationToken,
@@ -86,7 +86,7 @@ impl std::fmt::Debug for TcpServer {
 }
 
 impl TcpServer {
-    /// At most `limit` connections. No listener yet.
+    /// A server for at most `limit` connections, without listeners yet.
     pub(super) fn new(
         proxy: Arc<Proxy>,
         options: SocketOptions,
@@ -128,13 +128,13 @@ impl TcpServer {
         Ok(())
     }
 
-    /// No new connections; those there are end between queries.
+    /// Accepts no new connections. Open ones end between queries.
     pub(super) fn drain(&self) {
         self.tasks.close();
         self.shared.draining.cancel();
     }
 
-    /// Ends connections whose clients never pause too: no more queries are read, and those in
+    /// Also ends connections whose clients never pause: no more queries are read, and those in
     /// flight are answered.
     pub(super) fn close(&self) {
         self.shared.closing.cancel();
@@ -161,7 +161,7 @@ impl TcpServer {
 }
 
 /// Examines idle connections to servers until the listeners stop. Only this task and connections of
-/// clients own them, so that the last one of these closes them.
+/// clients own `servers`, so the last of these owners closes the idle connections.
 async fn examine(servers: Arc<ServerConnections>, stop: CancellationToken) {
     while stop
         .run_until_cancelled(tokio::time::sleep(EXAMINED_EVERY))

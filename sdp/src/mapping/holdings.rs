@@ -144,7 +144,7 @@ impl<K: Clone> Holdings<K> {
     }
 }
 
-/// The soonest first: a [`BinaryHeap`] gives its greatest.
+/// An entry that ends sooner is greater, because a [`BinaryHeap`] returns its greatest entry first.
 impl<K> Ord for Expiry<K> {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.serial).cmp(&(self.at, self.serial))

@@ -30,7 +30,8 @@ pub(crate) struct Needed {
     pub renewed: Option<BootTime>,
 }
 
-/// As long as the client may use the answer, but no longer than leases last.
+/// The lease must last as long as the client may use the answer, but no longer than leases can
+/// last.
 pub(crate) fn needed(from: BootTime, lasts: Duration) -> Needed {
     let most = LONGEST_LEASE - MARGIN;
     let until = from.plus(lasts.min(most));

@@ -39,8 +39,8 @@ const TRIES: u8 = 30;
 /// pair's duration divided by this. That time is lost only if both processes are killed at once.
 const BEHIND: u64 = 8;
 
-/// By how much it may end earlier while no agent is connected, nanoseconds. Answers that come within
-/// a second are thus written once.
+/// By how much the pair on the disk may end earlier while no agent is connected, nanoseconds.
+/// Answers that come within a second are thus written once.
 const BEHIND_AWAY: u64 = 1_000_000_000;
 
 /// Largest number of pairs of one name of one endpoint. If there are more, the quarter that ends
@@ -102,7 +102,7 @@ impl PairTable {
         self.take(mapping, min_ttl, Source::Answer);
     }
 
-    /// The same for an answer whose pairs have leases for its whole TTL.
+    /// Like [`Self::keep`], for an answer whose pairs have leases for its whole TTL.
     pub(crate) fn keep_leased(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Leased);
     }
@@ -255,7 +255,7 @@ impl PairTable {
         }
     }
 
-    /// As [`Self::settle`]. It also drops the pairs that have not changed since they were sent.
+    /// Like [`Self::settle`]. It also drops the pairs that have not changed since they were sent.
     pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.settle(key, addresses, ack);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());

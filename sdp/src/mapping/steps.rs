@@ -1,4 +1,4 @@
-//! Entries of tables visited by this thread: what an answer costs under the sink's lock.
+//! Counts the table entries that this thread visits: the cost of an answer under the sink's lock.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! Instances of endpoints: numbers are used again, so rules are of a number, an interface and an
+//! Instances of endpoints: numbers are reused, so rules belong to a number, an interface and an
 //! identity.
 
 use std::{
@@ -30,8 +30,8 @@ impl Instance {
         }
     }
 
-    /// Whether rules that were made for `self` are for `now`, too. An interface that one of the
-    /// two does not have counts as the same.
+    /// Whether rules that were made for `self` also apply to `now`. If one of the two has no
+    /// interface, the interfaces count as the same.
     pub fn is_same(&self, now: &Self) -> bool {
         let interface = self.ifindex == now.ifindex || self.ifindex == 0 || now.ifindex == 0;
         interface && self.identity == now.identity && !self.addresses.is_disjoint(&now.addresses)

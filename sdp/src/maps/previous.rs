@@ -92,8 +92,8 @@ impl PreviousTables {
         self.tables.client(client)
     }
 
-    /// Identity of `server`. `now` is the present source: identity by the longest prefix of at
-    /// most so many bits.
+    /// Identity of `server`. `now` looks it up in the present source, by the longest prefix of at
+    /// most the given number of bits.
     pub(super) fn server(
         &self,
         server: IpAddr,
@@ -134,7 +134,7 @@ pub(super) struct Settling {
 }
 
 impl Settling {
-    /// The agent sends rules now, or is gone.
+    /// Notes whether the agent sends rules, or is gone.
     pub(super) fn set_ready(&mut self, ready: bool) {
         if !ready {
             self.since = None;
@@ -147,12 +147,12 @@ impl Settling {
         self.ready
     }
 
-    /// Another source is in use: its time begins.
+    /// Another source is in use, so its time begins again.
     pub(super) fn begin(&mut self) {
         self.since = None;
     }
 
-    /// Whether what the present source does not say is gone.
+    /// Whether entries that the present source lacks count as removed.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         if !self.ready {
             return false;
@@ -195,7 +195,7 @@ mod tests {
     fn entries_missing_in_the_new_map_are_answered_from_the_old_one() {
         let previous = after(&[("0.0.0.0/0", 2), ("10.0.0.53/32", 500)]);
         assert_eq!(server(&previous, &table(&[])), Some(500));
-        // World for all is no word about this server.
+        // A prefix of length 0 says nothing about this server.
         assert_eq!(server(&previous, &table(&[("0.0.0.0/0", 2)])), Some(500));
         assert_eq!(server(&previous, &table(&[("10.0.0.0/8", 9)])), Some(500));
         assert_eq!(server(&PreviousTables::default(), &table(&[])), None);
@@ -230,7 +230,7 @@ mod tests {
         previous.compare(&table(&[("10.0.0.53/32", 500)]));
         assert_eq!(previous.lacking(), 0);
         assert_eq!(server(&previous, &table(&[("0.0.0.0/0", 2)])), Some(500));
-        // The next new map starts without it.
+        // The map is replaced again, and the new one lacks the prefix at first.
         previous.absorb_prefixes(&table(&[("10.0.0.53/32", 500)]));
         assert_eq!(previous.lacking(), 1);
     }

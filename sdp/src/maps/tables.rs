@@ -63,8 +63,8 @@ impl AgentTables {
         self.longest(server, limit).map(|(_, identity)| identity)
     }
 
-    /// The longest prefix of at most `limit` bits that covers `server`. A local endpoint is whom
-    /// it is said to be, whatever prefix covers it.
+    /// The longest prefix of at most `limit` bits that covers `server`. The entry of a local
+    /// endpoint counts before any prefix.
     pub(super) fn longest(&self, server: IpAddr, limit: u8) -> Option<(u8, IdentityId)> {
         let full = full_length(server);
         if limit >= full

@@ -1,8 +1,7 @@
 //! Which system calls fail (seccomp(2)).
 //!
-//! A list of what is refused, not of what is allowed: libraries change which
-//! calls they use, and the kernel answers "always allowed" from a bitmap, so
-//! the calls of the query path cost nothing more.
+//! The list has refused calls, not allowed ones, because libraries change which calls they use. The
+//! kernel looks up "always allowed" in a bitmap, so the filter costs the query path nothing.
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
@@ -88,7 +87,7 @@ const REFUSED_OF_BPF: [u64; 13] = [
     36, // BPF_TOKEN_CREATE
 ];
 
-/// Refuses them to the thread and those it starts.
+/// Refuses these calls to the thread and those it starts.
 pub(super) fn restrict() -> Result<(), FilterError> {
     let equals = |argument, value| -> Result<SeccompRule, BackendError> {
         let is = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;

@@ -7,7 +7,7 @@ use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use shared_maps::mark;
 use socket2::{Domain, Socket, Type};
 
-/// What is kept, and what for:
+/// The capabilities that are kept, and their purposes:
 /// - raw sockets, transparent sockets and marks of upstream and reply sockets;
 /// - reply sockets bound to the server's port, 53 mostly;
 /// - files and pins that only root may read, such as a Cilium agent's; Landlock
@@ -18,11 +18,11 @@ const KEPT: [Capability; 3] = [
     Capability::CAP_DAC_READ_SEARCH,
 ];
 
-/// What older kernels require in addition, of what the calling thread has: CAP_BPF to open a pinned
-/// map (before Linux 5.19), CAP_NET_ADMIN to mark a socket (before 5.17).
+/// The capabilities of the calling thread that older kernels require in addition: CAP_BPF to open a
+/// pinned map (before Linux 5.19), CAP_NET_ADMIN to mark a socket (before 5.17).
 pub(super) fn needed_by_kernel() -> Vec<Capability> {
     let with = Allowed::now();
-    // Capabilities belong to a thread; this one ends with what it gave up.
+    // Capabilities belong to a thread. The thread that gives them up here ends afterwards.
     let without = std::thread::spawn(|| {
         let few: CapsHashSet = [Capability::CAP_NET_RAW].into();
         let had = caps::read(None, CapSet::Permitted)?;
@@ -75,8 +75,8 @@ pub(super) enum UserError {
     Capabilities(#[from] CapsError),
 }
 
-/// Gives up root, except [`KEPT`] and `also`. A root that may not change its user, as in a container,
-/// stays root with what it has of these.
+/// Gives up root, except [`KEPT`] and `also`. A root that may not change its user, as in a
+/// container, stays root with those of these capabilities that it has.
 pub(super) fn become_user(user: Uid, group: Gid, also: &[Capability]) -> Result<(), UserError> {
     let failed = |call| move |source| UserError::Call { call, source };
     let had = caps::read(None, CapSet::Permitted)?;
@@ -100,7 +100,7 @@ pub(super) fn become_user(user: Uid, group: Gid, also: &[Capability]) -> Result<
         tracing::warn!("the proxy remains root: CAP_SETUID and CAP_SETGID are missing");
     }
     caps::set(None, CapSet::Inheritable, &HashSet::new())?;
-    // Effective first: it must never hold more than permitted does.
+    // The effective set comes first: it must never exceed the permitted set.
     caps::set(None, CapSet::Effective, &kept)?;
     caps::set(None, CapSet::Permitted, &kept)?;
     Ok(())

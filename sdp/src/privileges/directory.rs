@@ -1,8 +1,8 @@
 //! Making directories and giving them to a user, by descriptor.
 //!
-//! Done as root for a user who may have been compromised in an earlier run. So no path is looked
-//! up twice, and nothing is followed or changed below a directory that another user owns: he could
-//! put a link to a file of root's in its place.
+//! Root does this for a user who may have been compromised in an earlier run. So no path is looked
+//! up twice, and nothing is followed or changed below a directory that another user owns: that user
+//! could put a link to one of root's files in its place.
 
 use std::{
     collections::VecDeque,
@@ -23,11 +23,11 @@ use nix::{
     unistd::{Gid, Uid, fchownat},
 };
 
-/// Links on the way to a directory at most.
+/// Most links on the way to a directory.
 const MAX_LINKS: usize = 16;
 
 /// Makes the directory if it is missing: only its owner and its group may enter. If an owner is
-/// given, it becomes his.
+/// given, the directory becomes theirs.
 pub(super) fn prepare(path: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> {
     let Some((user, group)) = owner else {
         return walk(path, &Trust::Anyone).map(drop);
@@ -36,7 +36,7 @@ pub(super) fn prepare(path: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> 
         let found = dir.metadata()?;
         io::Result::Ok(found.uid() == user.as_raw() && found.gid() == group.as_raw())
     };
-    // Nothing is to be changed below his own directories, so they need no trust.
+    // A directory that the owner has already is not changed, so its path needs no trust.
     if path.is_dir() && is_his(&walk(path, &Trust::Anyone)?)? {
         return Ok(());
     }
@@ -74,7 +74,7 @@ fn walk(path: &Path, trust: &Trust) -> io::Result<File> {
                     Ok(()) => {
                         let made = open()?;
                         let by_descriptor = format!("/proc/self/fd/{}", made.as_raw_fd());
-                        // Whatever the umask is.
+                        // The mode must not depend on the umask.
                         fs::set_permissions(by_descriptor, fs::Permissions::from_mode(mode))?;
                         made
                     }

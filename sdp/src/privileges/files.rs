@@ -23,7 +23,7 @@ const SYSTEM: [&str; 9] = [
     "/usr/lib",
 ];
 
-/// Restricts the thread. False: the kernel has no Landlock.
+/// Restricts the thread. Returns `false` if the kernel has no Landlock.
 pub(super) fn restrict(
     readable: &[PathBuf],
     writable: &[PathBuf],

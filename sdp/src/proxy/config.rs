@@ -9,7 +9,7 @@ use crate::transparent::Transparent;
 /// Settings of the main path.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
-    /// Port the listeners are bound to: never a server's.
+    /// Port to which the listeners are bound. Queries to a server at this port are refused.
     pub port: u16,
     /// Answer to a name that policy does not allow.
     pub reject: RejectCode,
@@ -48,8 +48,8 @@ impl Default for ProxyConfig {
             max_delay: Duration::from_millis(100),
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
-            // Before the servers do: the library of CoreDNS closes after 8 s, BIND and Unbound after
-            // 30 s.
+            // Less than the time after which servers close: 8 s with the library of CoreDNS, 30 s
+            // with BIND and Unbound.
             server_idle: Duration::from_secs(5),
             tcp_last_query: Duration::from_secs(1),
             in_flight: 65_536,

@@ -45,10 +45,10 @@ pub struct Answered {
 /// Whether an answer may go to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerDecision {
-    /// Now; to be counted as this once sent.
+    /// Release it now. Once it is sent, it counts as this result.
     Release(AnswerResult),
-    /// Until the callback is called, or until the response max delay ends.
+    /// Hold it until the callback is called, or until the response max delay ends.
     Hold,
-    /// Never: the clients get SERVFAIL in its place.
+    /// Never release it: the clients get SERVFAIL in its place.
     Malformed,
 }

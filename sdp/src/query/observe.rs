@@ -175,7 +175,7 @@ impl Observer {
         self.stats.in_flight.up();
     }
 
-    /// A query waits for the answer to the same one in flight.
+    /// A query waits for the answer to an equal one in flight.
     pub(crate) fn joined(&self) {
         self.stats.joined.add(1);
     }

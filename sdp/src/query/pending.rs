@@ -96,7 +96,8 @@ impl<Q> PendingQuery<Q> {
         }
     }
 
-    /// Moves the query in flight, from `now` on. The rest is only good for sending the message.
+    /// Moves the query out: it is in flight from `now` on. What stays behind serves only to send
+    /// the message.
     pub(crate) fn sent<R>(&mut self, question: R, now: Instant) -> PendingQuery<R> {
         PendingQuery {
             from: self.from,
@@ -113,7 +114,7 @@ impl<Q> PendingQuery<Q> {
         }
     }
 
-    /// Whether the answer to one is the answer to the other.
+    /// Whether one answer fits both queries.
     pub(crate) fn equals<R>(&self, other: &PendingQuery<R>) -> bool
     where
         Q: AsRef<[u8]>,
@@ -124,12 +125,12 @@ impl<Q> PendingQuery<Q> {
             && self.endpoint == other.endpoint
     }
 
-    /// Whose share of queries in flight it uses.
+    /// The holder whose share of queries in flight it uses.
     pub(crate) fn holder(&self) -> Holder {
         self.endpoint.into()
     }
 
-    /// Time since it was sent to the server; zero before.
+    /// Time since it was sent to the server; zero if it was not sent yet.
     pub(crate) fn waited(&self, now: Instant) -> Duration {
         self.sent_at
             .map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
@@ -144,7 +145,7 @@ impl<Q> PendingQuery<Q> {
         std::iter::once((self.from.client, self.header)).chain(joined)
     }
 
-    /// Takes the entries of the query log out.
+    /// Removes and returns the entries of the query log.
     pub(crate) fn take_entries(&mut self) -> impl Iterator<Item = Box<Entry>> {
         let joined = self.joined.iter_mut();
         let joined = joined.filter_map(|joined| joined.logged.take());

@@ -86,7 +86,7 @@ impl Observer {
         self.reports.is_wanted()
     }
 
-    /// Queues a report for the agent. None: the query is not reported.
+    /// Queues a report for the agent. `None`: the query is not reported.
     pub(crate) fn report(&self, report: Option<QueryReport>) {
         if let Some(report) = report {
             self.reports.put(report);

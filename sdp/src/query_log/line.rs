@@ -41,7 +41,7 @@ pub struct Entry {
 /// Outcome of a query, with its answer and durations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueryEnd {
-    /// In a word, of those that metrics use.
+    /// The outcome in one of the words that metrics use.
     pub result: &'static str,
     /// Code of the answer that the client got, if it got one.
     pub rcode: Option<u16>,
@@ -82,7 +82,7 @@ impl QueryEnd {
         }
     }
 
-    /// After waiting so long for the agent.
+    /// The same outcome after a wait of `held` for the agent.
     #[must_use]
     pub fn held(self, held: Duration) -> Self {
         Self { held, ..self }
@@ -177,7 +177,7 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Names as in zone files, and those of RFC 3597, section 5, for unknown types.
+/// Name of a type as in zone files; for unknown types, the form of RFC 3597, section 5.
 fn type_name(qtype: u16) -> Cow<'static, str> {
     Cow::Borrowed(match qtype {
         1 => "A",

@@ -27,7 +27,7 @@ enum Sink {
     Stdout,
     Stderr,
     File {
-        /// Or why it is not open.
+        /// The open file, or why it is not open.
         file: Result<File, String>,
         path: PathBuf,
         looked: Option<Instant>,
@@ -35,7 +35,7 @@ enum Sink {
 }
 
 impl Output {
-    /// A file is not open yet.
+    /// An output for `target`. A file is not opened yet.
     pub(super) fn new(target: Target) -> Self {
         let sink = match target {
             Target::Stdout => Sink::Stdout,

@@ -82,7 +82,7 @@ impl fmt::Display for Target {
 pub struct Sample(u32);
 
 impl Sample {
-    /// The number, at least 1.
+    /// The number of queries per logged one, at least 1.
     pub const fn one_in(self) -> u32 {
         self.0
     }

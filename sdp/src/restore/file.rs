@@ -4,7 +4,7 @@
 //! expressions with server addresses. Ours adds `HoldfastDNSRules`, the rules
 //! by server identity and selector, which stay right when a server moves.
 //!
-//! Learned names come last in our files, and after all that is used of Cilium's. They are not
+//! Learned names come last in our files, and after all used parts of Cilium's files. They are not
 //! read: one pod's names would keep every pod waiting for its first answer.
 
 mod members;
@@ -47,13 +47,13 @@ pub struct EndpointFile {
 pub enum FileError {
     #[error("cannot be read: {0}")]
     Read(io::Error),
-    /// It is no JSON object, or ends too early.
+    /// The file is no JSON object, or ends too early.
     #[error("damaged: {0}")]
     Syntax(String),
     /// A key occurs twice in the object.
     #[error("damaged: it has {0} twice")]
     Twice(String),
-    /// Not JSON, or a field of another type.
+    /// A value is not JSON, or a field has an unexpected type.
     #[error("damaged: {0}")]
     Json(#[from] serde_json::Error),
     /// A field's text cannot be read.
@@ -85,7 +85,7 @@ enum Member {
     ByIdentity,
     /// `HoldfastKey`: the last field of holdfast-agent's files, except the learned names.
     OurEnd,
-    /// `Options`, which only Cilium writes: before the rules.
+    /// `Options`, which only Cilium writes, before the rules.
     Ciliums,
 }
 
@@ -173,8 +173,8 @@ struct RawVersion {
     version: u64,
 }
 
-/// Reads a file. Rules by identity count only for the boot `boot_id`: identity numbers of
-/// another one mean nothing.
+/// Reads a file. Rules by identity count only for the boot `boot_id`: identity numbers of another
+/// boot mean nothing.
 pub fn parse(reader: impl Read, boot_id: &str) -> Result<EndpointFile, FileError> {
     let raw = Raw::read(reader)?;
     let id = raw.get(Member::Id)?.ok_or_else(|| FileError::Field {

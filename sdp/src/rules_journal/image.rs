@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 pub enum ImageError {
     #[error(transparent)]
     File(#[from] io::Error),
-    /// It is not what was written.
+    /// The file's content is not what was written.
     #[error("damaged: {0}")]
     Damaged(&'static str),
     /// Its JSON cannot be read or written.
@@ -61,7 +61,7 @@ struct SavedPort {
 #[derive(Serialize, Deserialize)]
 struct SavedRule {
     servers: BTreeSet<u32>,
-    /// None: every name.
+    /// `None`: every name.
     patterns: Option<Vec<String>>,
 }
 
@@ -92,7 +92,7 @@ fn saved_port(port: &PortRules) -> SavedPort {
     }
 }
 
-/// `None`: of a form that no state of an agent has.
+/// The JSON form of a rule. `None` if the rule has a form that no agent sends.
 fn saved_rule(rule: &SelectorRule) -> Option<SavedRule> {
     let Servers::Identities(servers) = &rule.servers else {
         return None;

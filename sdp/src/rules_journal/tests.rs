@@ -69,7 +69,7 @@ fn rules_of_the_stream_are_read_by_the_next_proxy() {
     assert_eq!(content.entries[&WEB].instance.ifindex, 12);
     assert_eq!(content.prefixes, prefixes());
 
-    // While the stream lives, the file's time goes with it; afterwards it stays.
+    // While the stream lives, the file's time advances. Afterwards it stays.
     let mut at = start + TOUCHED_EVERY;
     assert!(work_off(&journal, at));
     assert!(next.read().unwrap().unwrap().1 >= first);

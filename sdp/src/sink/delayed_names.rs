@@ -12,7 +12,7 @@ const LIMIT: usize = 32_768;
 
 pub(super) struct DelayedNames {
     names: Names,
-    /// When the first of them was queued.
+    /// When the first of the queued names was queued.
     since: Option<BootTime>,
     after: Duration,
 }
@@ -40,7 +40,7 @@ impl DelayedNames {
             .is_some_and(|since| now >= since.plus(self.after))
     }
 
-    /// The next one, if they are due.
+    /// The next name, if the names are due.
     pub(super) fn pop(&mut self, now: BootTime) -> Option<Key> {
         if !self.is_due(now) {
             return None;

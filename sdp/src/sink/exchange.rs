@@ -32,9 +32,9 @@ pub struct Grant {
 pub enum Promise {
     /// The agent gives no time.
     None,
-    /// A lease: until then, unless the agent revokes it first.
+    /// A lease that lasts until then, unless the agent revokes it first.
     Until(BootTime),
-    /// As long as the TTL that it was sent, for the endpoint of the mapping (FQDNData).
+    /// For the TTL in the sent mapping, and only for the mapping's endpoint (FQDNData).
     ForItsTtl,
 }
 
@@ -44,12 +44,12 @@ pub enum Acknowledgements {
     /// It also covers the same answer to the same endpoint while the TTL runs.
     #[default]
     Reused,
-    /// The answer that it is about.
+    /// It covers only the answer that it is about.
     CountOnce,
 }
 
 impl Promise {
-    /// A lease that ends then, or none.
+    /// The promise of a lease that ends at `end`; `None`: there is no lease.
     pub fn of_lease(end: Option<BootTime>) -> Self {
         end.map_or(Self::None, Self::Until)
     }
@@ -61,7 +61,7 @@ pub struct Outgoing {
     /// Number of the mapping, which grows with each one that is sent.
     pub sequence: u64,
     pub mapping: Mapping,
-    /// No answer waits for the result.
+    /// Whether no answer waits for the result.
     pub leased: bool,
     /// A report of the answer for the agent, if it wants one.
     pub report: Option<Box<QueryReport>>,
@@ -77,7 +77,7 @@ pub struct Room {
 }
 
 impl Default for Room {
-    /// Has room for as many as a batch takes.
+    /// Room for as many mappings as a batch takes.
     fn default() -> Self {
         Self {
             live: usize::MAX,
@@ -105,7 +105,7 @@ impl Batch {
 /// Counters of the sink since the process started.
 #[derive(Clone, Debug, Default)]
 pub struct SinkStats {
-    /// Answers released because each pair was leased, or acknowledged; the same again within
+    /// Answers released because each pair was leased, or acknowledged; a repetition within
     /// `mapping::repeat::WITHIN` is not counted here.
     pub leased: Count,
     /// Answers held for a result.
@@ -114,7 +114,7 @@ pub struct SinkStats {
     pub agent_away: Count,
     /// Answers released because the agent counted as hung.
     pub agent_hung: Count,
-    /// Answers released because too many of their endpoint's waited to be sent.
+    /// Answers released because too many answers of their endpoint waited to be sent.
     pub queue_full: Count,
     /// Held answers whose result did not come in time.
     pub late: Count,
@@ -126,7 +126,7 @@ pub struct SinkStats {
     pub revocations: Count,
 }
 
-/// The sink as it stands, for people.
+/// State of the sink, for `status`.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct SinkStatus {
     /// Pairs that the sink stores to send them again.

@@ -37,12 +37,12 @@ use crate::{
 
 /// Most pairs that the sink stores. Above it, pairs are dropped and counted.
 pub(crate) const KEPT: usize = 200_000;
-/// How often what has ended is dropped; until then it only takes room.
+/// How often expired entries are dropped. Until then they only take room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
-/// Mappings per batch, and replays among them while live ones wait.
+/// Most mappings per batch, and most replays among them while live mappings wait.
 const BATCH: usize = 512;
 pub(super) const REPLAYS_WITH_LIVE: usize = 64;
-/// Names checked for one batch: most of those that are sent again may have ended.
+/// Most names checked for one batch. Many of the names to send again may have no unexpired pairs.
 const MAX_NAMES_CHECKED: usize = 4 * BATCH;
 
 /// The current time, and how long an answer may be held from now on.
@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// Walks both tables, so not on every tick.
+    /// Drops expired entries. This walks both tables, so it does not run on every tick.
     pub(super) fn expire(&mut self, now: BootTime) {
         if now.nanos().saturating_sub(self.expired_at.nanos()) < nanos(EXPIRE_EVERY) {
             return;
@@ -112,7 +112,7 @@ impl State {
         let unwritten = self.pairs.take_unwritten(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
-            // The link wakes the writer: an answer does not pay for that.
+            // The link wakes the journal's writer, so that the wake-up delays no answer.
             note.into_iter()
                 .for_each(|note| self.journal.note_later(note));
             if leased {
@@ -194,8 +194,8 @@ impl State {
         Note::Learned(mapping, lasts)
     }
 
-    /// An agent connected. If its epoch is new, all stored pairs are sent again. Otherwise only those
-    /// are that it has not made durable.
+    /// An agent connected. If its epoch is new, all stored pairs are sent again. Otherwise only the
+    /// pairs that it has not made durable are sent again.
     pub(super) fn agent_up(&mut self, epoch: Epoch, min_ttl: Option<u32>) {
         self.leases.clear();
         let all = self.agent.connected(epoch);
@@ -233,7 +233,7 @@ impl State {
         }
     }
 
-    /// Keeps the mapping of another proxy's journal, and sends it to the agent.
+    /// Keeps a mapping from another proxy's journal, and sends it to the agent.
     pub(super) fn adopt(&mut self, mapping: &Mapping, lasts: u32) {
         self.pairs.take_over(mapping, lasts);
         if self.agent.is_connected() {
@@ -257,9 +257,8 @@ impl State {
         self.sent.add(mapping, client, now, self.min_ttl)
     }
 
-    /// Whether this was the second result of a sequence. It settles the pairs
-    /// and grants nothing: its lease is that of the first one, which may have
-    /// been revoked since.
+    /// Whether this was the second result of a sequence. It settles the pairs and grants nothing:
+    /// its lease is that of the first result, which may have been revoked since.
     pub(super) fn settle(&mut self, result: &MappingResult) -> bool {
         let Some(sent) = self.sent.undurable.remove(&result.sequence) else {
             return false;
@@ -270,7 +269,7 @@ impl State {
         true
     }
 
-    /// Takes the first result of a sequence; false if nothing waited for one.
+    /// Takes the first result of a sequence. Returns `false` if nothing waited for it.
     pub(super) fn result(
         &mut self,
         result: &MappingResult,
@@ -332,7 +331,7 @@ impl State {
     }
 
     /// No result will come for a sequence: its mapping is sent again while it is kept, because the
-    /// agent did not refuse it. False if nothing waited for a result.
+    /// agent did not refuse it. Returns `false` if nothing waited for a result.
     pub(super) fn no_result(&mut self, sequence: u64) -> bool {
         let Some(sent) = self.sent.answered(sequence) else {
             return false;
@@ -352,7 +351,8 @@ impl State {
     /// address). Keys of forgotten pairs that are queued are skipped later.
     pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
-        // Answers wait for these; an agent that stops now has not accepted them.
+        // Answers wait for the results of these mappings, which an agent that stops now may not
+        // have accepted.
         let sent = self.sent.awaited();
         let sent = sent.filter(|sent| named(&sent.key.name));
         let own = |sent: &InFlight| self.pairs.of(&sent.key, &sent.addresses);

@@ -117,7 +117,7 @@ fn a_leased_pair_is_released_at_once_and_still_sent() {
 }
 
 /// A lease ends within the hour. An answer that lasts a day is released under it, and the agent is
-/// asked for a new one in time, also where a resolver's TTL counts down and nothing else is new.
+/// asked for a new one in time, even if only the TTL changes because a resolver counts it down.
 #[test]
 fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
     const DAY: u64 = 86_400;
@@ -372,7 +372,7 @@ fn an_answer_that_is_under_way_outlives_a_revocation() {
     assert_eq!(learn(&sink, "a.", &seen), Release::Held);
     assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 1);
     sink.revoke(77, Some(&Fqdn::normalise("a.")), &[]);
-    // The agent ends before it takes it.
+    // The agent ends before it receives the acknowledgement of the revocation.
     sink.agent_down();
     sink.agent_up(epoch(2), None);
     assert_eq!(sink.next_batch(BootTime::now()).mappings.len(), 1);
@@ -501,7 +501,7 @@ fn silence_does_not_count_as_a_pairs_attempt() {
         now = now.plus_secs(5);
         sink.tick(now);
     }
-    // Longer than its TTL and what is added to it there.
+    // Longer than the TTL and the time that the table adds to it.
     now = now.plus_secs(60);
     sink.tick(now);
     assert!(next_batch_with(&sink, now, 16).is_empty());

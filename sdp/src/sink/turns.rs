@@ -1,5 +1,5 @@
-//! Queues of several holders that take turns: however much one holder has queued, another
-//! one's next item is sent as soon as each of the others has had one turn.
+//! Queues of several holders that take turns: however much one holder has queued, the next item of
+//! another holder is sent as soon as every other holder has had one turn.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -66,7 +66,7 @@ impl<T> Turns<T> {
         Some(item)
     }
 
-    /// Takes out items from the front of each queue.
+    /// Removes items from the front of each queue while `is_over` accepts them.
     pub(super) fn take_while(&mut self, is_over: impl Fn(&T) -> bool) -> Vec<T> {
         let mut taken = Vec::new();
         for holder in std::mem::take(&mut self.order) {
@@ -112,7 +112,7 @@ impl Names {
         }
     }
 
-    /// Queues a name. False if it is in the queue already, or there is no room.
+    /// Queues a name. Returns `false` if it is in the queue already, or if there is no room.
     pub(super) fn push(&mut self, key: Key) -> bool {
         let holder = key.asked.endpoint.into();
         !self.queued.contains(&key)

@@ -1,5 +1,5 @@
-//! The one door to `recvmmsg(2)`, `sendmmsg(2)`, their control messages, and socket options that no
-//! crate wraps.
+//! The only module that uses `recvmmsg(2)`, `sendmmsg(2)`, their control messages, and socket
+//! options that no crate wraps.
 
 use std::{
     io,
@@ -11,11 +11,13 @@ use std::{
 
 /// Most datagrams of one system call.
 pub(crate) const BATCH: usize = 64;
-/// Room for one datagram, bytes: more than any UDP payload. Pages that are never written cost nothing.
+/// Buffer space for one datagram, bytes: more than any UDP payload. Pages that are never written
+/// cost nothing.
 const ROOM: usize = 65_536;
-/// Distance of two rooms. Not a power of two, so that their first lines fall into different cache sets.
+/// Bytes from one datagram's space to the next. Not a power of two, so that their first cache lines
+/// fall into different cache sets.
 const STRIDE: usize = ROOM + 3 * 64;
-/// Room for control messages of one datagram, bytes.
+/// Buffer space for the control messages of one datagram, bytes.
 const CONTROL: usize = 128;
 
 /// Control message space, aligned as `cmsghdr` wants.
@@ -41,8 +43,8 @@ unsafe impl Zeroed for libc::mmsghdr {}
 // SAFETY: integers only.
 unsafe impl Zeroed for libc::sockaddr_storage {}
 
-/// Buffers for one `recvmmsg(2)`, with its headers made once: only what the
-/// kernel wrote into them is set back.
+/// Buffers for one `recvmmsg(2)`, with headers that are made once. Only the fields that the kernel
+/// writes are reset for each call.
 pub(crate) struct RecvBatch {
     data: Vec<u8>,
     names: Vec<libc::sockaddr_storage>,
@@ -58,7 +60,7 @@ pub(crate) struct RecvBatch {
 unsafe impl Send for RecvBatch {}
 
 impl RecvBatch {
-    /// For sockets where each datagram may be of another sender, to another destination.
+    /// For sockets whose datagrams may have different senders and destinations.
     pub(crate) fn addressed() -> Self {
         Self::new(BATCH)
     }
@@ -169,7 +171,7 @@ impl RecvBatch {
         header.map_or(0, |h| usize::try_from(h.msg_len).unwrap_or(0).min(ROOM))
     }
 
-    /// Sender of datagram `at`; none on a connected socket.
+    /// Sender of datagram `at`; `None` on a connected socket.
     pub(crate) fn from(&self, at: usize) -> Option<SocketAddr> {
         let name = self.names.get(at).filter(|_| at < self.received)?;
         address(name)
@@ -195,7 +197,7 @@ impl RecvBatch {
         })
     }
 
-    /// The kernel's count of datagrams dropped on the socket so far, if it told.
+    /// The kernel's count of datagrams dropped on the socket so far, if the kernel reported it.
     pub(crate) fn overflow(&self) -> Option<u32> {
         self.control(self.received.checked_sub(1)?, |level, kind, data| {
             let overflow = (level, kind) == (libc::SOL_SOCKET, libc::SO_RXQ_OVFL);
@@ -232,8 +234,9 @@ impl SendBatch {
         Self::of(false)
     }
 
-    /// Hands neighbours of one size, on a connected socket, to the kernel as one message
-    /// (`UDP_SEGMENT`, Linux 4.18), which goes through the stack once for all of them.
+    /// For a connected socket: passes consecutive datagrams of one size to the kernel as one
+    /// message (`UDP_SEGMENT`, Linux 4.18), which goes through the network stack once for all of
+    /// them.
     pub(crate) fn segmenting() -> Self {
         Self::of(true)
     }
@@ -252,8 +255,8 @@ impl SendBatch {
         }
     }
 
-    /// Sends datagrams, [`BATCH`] at most, in one system call. Says how many were
-    /// sent: fewer than given if one failed, an error if the first did.
+    /// Sends datagrams, [`BATCH`] at most, in one system call. Returns how many were sent: fewer
+    /// than given if one failed, an error if the first one failed.
     pub(crate) fn send<'a>(
         &mut self,
         socket: &impl AsFd,
@@ -342,7 +345,7 @@ struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// If others may follow `first` in its message.
+    /// A message that begins with `first`, if other datagrams may follow it.
     fn open(
         header: &'a mut libc::mmsghdr,
         control: &'a mut Control,

@@ -1,5 +1,5 @@
-//! Numbers that many threads add to: each thread has a row of its own, so that no two write to
-//! one cache line.
+//! Numbers that many threads add to. Each thread has a row of its own, so that no two threads write
+//! to one cache line.
 
 use std::{
     cell::Cell,
@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-/// Rows; threads beyond share them.
+/// Number of rows. If there are more threads, they share rows.
 const ROWS: usize = 8;
 /// Numbers in one cache line.
 const LINE: usize = 8;

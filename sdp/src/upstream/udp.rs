@@ -45,10 +45,10 @@ const MAX_IDLE: Duration = Duration::from_secs(30);
 /// Most queries in flight per socket, so that ids stay hard to guess.
 const MAX_WAITING: usize = 16_384;
 /// Age below which a query in flight also gets the answer for equal ones. An older query may be
-/// lost, and the equal ones must not be lost with it: the next one is sent, over another socket if
-/// this one is silent, and its answer is for them too.
+/// lost, and the equal ones must not be lost with it: the next equal query is sent, over another
+/// socket if this one is silent, and its answer is for all of them.
 const JOIN: Duration = sockets::PATIENCE;
-/// Queries that one in flight answers for at most.
+/// Most queries that wait for the answer to an equal one in flight.
 const MAX_JOINED: usize = 64;
 
 /// A query that waits for its server's answer.
@@ -58,7 +58,7 @@ pub(crate) struct Flight {
     fingerprint: u64,
     socket: Key,
     id: u16,
-    /// Its first attempt ended with an ICMP error.
+    /// Whether its first attempt ended with an ICMP error.
     is_second: bool,
 }
 
@@ -396,7 +396,7 @@ impl UdpUpstream {
         None
     }
 
-    /// Takes a query out of flight, whichever.
+    /// Removes any one query, if there is one.
     pub(crate) fn any(&mut self) -> Option<Flight> {
         self.next_deadline()?;
         let (_, flight) = self.deadlines.pop_front()?;

@@ -134,7 +134,7 @@ impl Default for Options {
     fn default() -> Self {
         let config = ProxyConfig {
             loopback_servers: true,
-            // Nothing in the tests may depend on it.
+            // So long that no test depends on it.
             max_delay: Duration::from_secs(60),
             ..ProxyConfig::default()
         };
@@ -259,7 +259,7 @@ impl Bench {
         assert!(self.policy.apply(&[rules], &[]).is_empty());
     }
 
-    /// A client of its own port.
+    /// A client with its own port.
     pub(crate) fn client(&self) -> UdpSocket {
         self.client_from(self.proxy.ip())
     }

@@ -24,7 +24,7 @@ fn with_in_flight(limit: usize) -> Bench {
     with(|options| options.config.in_flight = limit)
 }
 
-/// The same with one place. A query waits for it longer than any test lasts.
+/// A proxy with one place in flight. A query waits for it longer than any test lasts.
 fn with_one_place() -> Bench {
     with(|options| {
         options.config.in_flight = 1;

@@ -158,7 +158,7 @@ fn a_late_answer_is_released_and_counted() {
         || bench.stats.answers.get(AnswerResult::Late),
         |seen| *seen == 1,
     );
-    // Comes too late, and finds nothing.
+    // This result comes too late and has no effect.
     on_realised.unwrap()(Realised::Yes);
 }
 

@@ -11,7 +11,7 @@ use crate::{process, repository};
 const PAGE: &str = "docs/src/operating.md";
 const HEAD: &str = "| Alert | Expression | For | Meaning |";
 
-/// Everything that is wrong with them.
+/// Everything that is wrong with the alerts.
 pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let (alerts, tests) = (

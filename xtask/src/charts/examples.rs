@@ -1,4 +1,4 @@
-//! Documents in the guide, against the CustomResourceDefinitions of the chart.
+//! Checks documents in the guide against the CustomResourceDefinitions of the chart.
 
 use std::fs;
 

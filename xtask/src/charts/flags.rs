@@ -33,7 +33,7 @@ pub(super) fn problems(derived: Derived) -> Result<Option<String>> {
     }
 }
 
-/// Flags that a help text describes. Texts about them are indented further.
+/// Flags that a help text describes. The descriptions are indented further than the flags.
 fn flags_in(help: &str) -> Vec<String> {
     let flags = help.lines().filter_map(|line| {
         let long = match line.strip_prefix("      --") {

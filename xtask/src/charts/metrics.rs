@@ -1,4 +1,4 @@
-//! Metrics in alerts and dashboards, against docs/src/metrics.md.
+//! Checks metrics in alerts and dashboards against docs/src/metrics.md.
 
 use std::{collections::BTreeSet, fs};
 
@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::{chart, read};
 use crate::repository;
 
-/// Endings of a histogram's and an info's series.
+/// Endings of the names of series of a histogram and of an info metric.
 const ENDINGS: [&str; 4] = ["_bucket", "_sum", "_count", ""];
 
-/// Each metric that the programs do not have.
+/// Each metric in alerts or dashboards that the programs do not have.
 pub(super) fn problems() -> Result<Vec<String>> {
     let page = read(&repository::root().join("docs/src/metrics.md"))?;
     let known: BTreeSet<&str> = page

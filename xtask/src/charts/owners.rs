@@ -1,4 +1,4 @@
-//! Objects that are in the cluster already, of other programs and releases: what the chart renders beside them.
+//! What the chart renders if the cluster already has objects of other programs and releases.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::{process, repository};
 
 const PAGE: &str = "docs/src/install.md";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/";
-/// A definition of the chart, and how many there are without that of CiliumIdentity.
+/// A definition of the chart, and the number of its definitions without that of CiliumIdentity.
 const EXAMPLE: (&str, usize) = ("ciliumnodes.cilium.io", 6);
 
 /// The agents of a release that runs.
@@ -36,16 +36,16 @@ const RUNNING: [(&str, &str, &str); 2] = [
 /// The number of rendered definitions, or words of the error.
 type Wanted = Result<usize, &'static [&'static str]>;
 
-/// An installation beside objects of the cluster.
+/// An installation in a cluster that has these objects already.
 #[derive(Debug)]
 struct Case {
     /// Metadata of the example, if it is in the cluster.
     definition: Option<Value>,
-    /// Release `holdfast` of namespace `egress` runs.
+    /// Whether release `holdfast` of namespace `egress` runs.
     another_runs: bool,
     /// Value `identities.mode`.
     identities: &'static str,
-    /// Cilium's operator runs.
+    /// Whether Cilium's operator runs.
     operator_runs: bool,
     wanted: Wanted,
 }
@@ -108,7 +108,7 @@ fn cases() -> [Case; 8] {
     ]
 }
 
-/// Other definitions than wanted, and those that the guide does not name.
+/// Cases that do not render the wanted definitions, and definitions that the guide does not name.
 pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
     let mut problems = unnamed()?;
     for case in cases() {
@@ -213,7 +213,7 @@ fn serve(case: &Case) -> Result<String> {
     answers.insert("/apis/apps/v1/deployments".to_owned(), deployments);
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // Helm reads the next answer, or its error.
+            // If this fails, helm reports the error.
             let _ = answer(&stream, &answers);
         }
     });

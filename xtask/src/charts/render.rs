@@ -1,5 +1,5 @@
 //! Rendering: `helm lint` and `helm template` of every value set, by both helms, for two versions
-//! of Kubernetes, and the objects against its schemas.
+//! of Kubernetes, and the validation of the objects by its schemas.
 
 use std::{fs, path::PathBuf};
 
@@ -28,7 +28,7 @@ impl Rendered {
     }
 }
 
-/// Renders and validates; the objects for the newest version.
+/// Renders and validates all value sets. Returns the objects for the newest version.
 pub(super) fn all(tools: &Tools, problems: &mut Vec<String>) -> Result<Vec<Rendered>> {
     for name in CHARTS {
         for helm in &tools.helms {
@@ -71,7 +71,7 @@ pub(super) fn all(tools: &Tools, problems: &mut Vec<String>) -> Result<Vec<Rende
     Ok(rendered)
 }
 
-/// Without the content of Secrets: certificates are made for each rendering.
+/// The objects without the content of Secrets, because each rendering makes new certificates.
 fn comparable(mut objects: Vec<Value>) -> Vec<Value> {
     for object in &mut objects {
         if object["kind"] == "Secret" {

@@ -1,4 +1,5 @@
-//! The table of rights in docs/src/security.md, against the rendered roles and admission policies.
+//! Checks the table of rights in docs/src/security.md against the rendered roles and admission
+//! policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,8 @@ struct Right {
     writes_any: bool,
 }
 
-/// Rights that the table lacks, has too many, or says to be restricted though they are not.
+/// Rights that the table lacks, superfluous rows, and rights that the table wrongly calls
+/// restricted.
 pub(super) fn problems(rendered: &[Rendered]) -> Result<Vec<String>> {
     let mut rights: BTreeMap<Right, BTreeSet<String>> = BTreeMap::new();
     let mut policies: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();

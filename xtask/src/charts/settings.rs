@@ -1,4 +1,4 @@
-//! Flags, keys, variables and probes of the rendered pods, against the programs themselves.
+//! Checks flags, keys, variables and probes of the rendered pods against the programs themselves.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -18,7 +18,7 @@ const COMMANDS: [(&str, &[&str]); 2] = [
 /// Variables of the programs' libraries.
 const OTHERS: [&str; 1] = ["RUST_BACKTRACE"];
 
-/// Builds the programs; gives their help texts.
+/// Builds the programs. Returns their help texts.
 pub(super) fn helps() -> Result<Vec<String>> {
     let mut build = workspace::build();
     build.arg("--quiet");
@@ -35,7 +35,7 @@ pub(super) fn problems(rendered: &[Rendered]) -> Result<Vec<String>> {
         for workload in set.of_kind("DaemonSet").chain(set.of_kind("Deployment")) {
             container(set, workload, &mut problems)?;
         }
-        // Of "helm test".
+        // A pod of "helm test".
         for pod in set.of_kind("Pod") {
             let args: Vec<&str> = texts(&pod["spec"]["containers"][0]["args"]).collect();
             if let Err(reason) = accepts(PROGRAMS[0].0, &args)? {
@@ -110,7 +110,7 @@ fn keys(set: &Rendered, map: &Value, problems: &mut BTreeSet<String>) -> Result<
     Ok(())
 }
 
-/// Whether the program takes these arguments; the first line of its error.
+/// Whether the program accepts these arguments; if not, the first line of its error.
 fn accepts(name: &str, arguments: &[&str]) -> Result<Result<(), String>> {
     let output = program(name, arguments, &["--help"])?.output()?;
     let error = String::from_utf8_lossy(&output.stderr);

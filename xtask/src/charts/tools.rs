@@ -59,12 +59,12 @@ pub(crate) struct Tools {
     /// Python interpreter of the environment with kubernetes-validate.
     pub(super) python: PathBuf,
     pub(super) promtool: PathBuf,
-    /// For files of the checks.
+    /// Directory for files of the checks.
     pub(super) scratch: PathBuf,
 }
 
 impl Tools {
-    /// Downloads those that are missing.
+    /// Downloads the missing tools.
     pub(crate) fn install() -> Result<Self> {
         let home = workspace::target_dir()?.join("tools/charts");
         fs::create_dir_all(&home)?;
@@ -124,7 +124,7 @@ impl HelmPackage {
     }
 }
 
-/// Only the binary: the package would install a service.
+/// Extracts only the binary, because the package would install a service.
 fn promtool(home: &Path, promtool: &Path) -> Result<()> {
     if promtool.exists() {
         return Ok(());

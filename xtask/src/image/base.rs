@@ -34,7 +34,7 @@ const WANTED: [(&str, &[&str]); 5] = [
         "ca-certificates",
         &["usr/share/doc/ca-certificates/copyright"],
     ),
-    // The licence of libgcc-s1 is a link to it.
+    // The licence of libgcc-s1 is a link to this file.
     ("gcc-12-base", &["usr/share/doc/gcc-12-base/copyright"]),
     (
         "libc6",
@@ -61,7 +61,7 @@ const WANTED: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// Makes it in `home`. For tests, that of an earlier run with the same packages will do.
+/// Makes the root file system in `home`. Tests reuse that of an earlier run with the same packages.
 pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     let base = home.join("base");
     if base.exists() {
@@ -84,7 +84,7 @@ pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     ] {
         fs::create_dir_all(part.join(dir))?;
     }
-    // As on a node: CNI plugins get paths below /var/run.
+    // /var/run is a link, as on a node, because CNI plugins get paths below it.
     symlink("../run", part.join("var/run"))?;
     fs::write(part.join("etc/nsswitch.conf"), "hosts: files dns\n")?;
     for (package, files) in WANTED {
@@ -100,7 +100,7 @@ pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     Ok(base)
 }
 
-/// Records the package for scanners, with the sums of those of its files that are there.
+/// Records the package for scanners, with the sums of those of its files that are in the image.
 fn status(part: &Path, of: &Path, package: &str) -> Result<()> {
     let status = part.join(STATUS).join(package);
     fs::copy(of.join(CONTROL).join("control"), &status)?;

@@ -15,7 +15,7 @@ use crate::process;
 
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Copies layers: works on every file system.
+/// This snapshotter copies layers, so it works on every file system.
 const SNAPSHOTTER: &str = "native";
 
 /// A running containerd, which ends when this value is dropped.
@@ -86,7 +86,7 @@ impl Containerd {
         process::output(import).map(drop)
     }
 
-    /// Runs a program of an image; its standard output.
+    /// Runs a program of an image. Returns its standard output.
     pub(crate) fn run(&self, image: &str, line: &[&str]) -> Result<String> {
         let mut run = self.ctr(&["run", "--rm", "--snapshotter", SNAPSHOTTER, image, "check"]);
         run.args(line);
@@ -103,7 +103,7 @@ impl Containerd {
 impl Drop for Containerd {
     fn drop(&mut self) {
         let id = self.process.id().to_string();
-        // On SIGTERM it unmounts what it mounted.
+        // On SIGTERM, containerd removes its mounts.
         let asked = process::succeeds(process::command("kill", &[&id]));
         let ended = if asked {
             self.process.wait()

@@ -1,4 +1,4 @@
-//! Checks of an image's list of components, against other sources than those that it is made of.
+//! Checks of an image's list of components, against sources other than those that it was made from.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,8 +22,8 @@ const COMPILER: &str = "__rustc";
 /// Settings of the C library, written by this build.
 const SETTINGS: &str = "etc/nsswitch.conf";
 
-/// Checks the list of an image whose programs were built as `programs`; with the scanner, if there
-/// is an archive to scan.
+/// Checks the list of an image whose programs were built as `programs`. If there is an archive, the
+/// scanner checks it, too.
 pub(super) fn check(
     root: &Path,
     image: &str,
@@ -110,8 +110,8 @@ fn packages(list: &Value) -> impl Iterator<Item = &Value> {
     list["packages"].as_array().into_iter().flatten()
 }
 
-/// Crates that a program may link, with the names of their libraries: with the features that any
-/// member of the workspace needs, so there may be more than it links.
+/// Crates that a program may link, with the names of their libraries. They include crates for
+/// features of any workspace member, so the program may link fewer.
 fn dependencies(metadata: &Value, program: &str) -> Result<BTreeMap<Crate, String>> {
     let packages: HashMap<&str, &Value> = workspace::packages(metadata)
         .filter_map(|package| Some((package["id"].as_str()?, package)))
@@ -210,7 +210,7 @@ fn check_debian(root: &Path, list: &Value) -> Result<String> {
             package.name
         );
     }
-    // This machine's database of packages knows whose the libraries are.
+    // This machine's package database shows to which package each library belongs.
     for library in debian::files(&root.join("lib"))? {
         let owner = debian::owner(&Path::new("/lib").join(&library))?;
         ensure!(
@@ -239,7 +239,7 @@ fn check_files(root: &Path, image: &str, list: &Value) -> Result<String> {
     Ok(format!("the origin of {} files is known", files.len()))
 }
 
-/// Files whose origin is known, and whose content is the one of their origin.
+/// Files with a known origin, whose content equals that of the origin.
 fn explained(root: &Path, image: &str) -> Result<BTreeSet<String>> {
     let place = Kind::Image.licences(image);
     let ours = licences::FILES.map(|file| format!("{place}/{file}"));

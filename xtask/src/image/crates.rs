@@ -1,4 +1,4 @@
-//! Crates that are in a program, as cargo resolves them for the build of the images.
+//! Crates in a program, as cargo resolves them for the build of the images.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -110,8 +110,8 @@ pub(super) fn checksums() -> Result<HashMap<Crate, String>> {
     Ok(checksums)
 }
 
-/// Programs that one command of cargo builds with this one. A feature that one of them needs is on
-/// in all.
+/// Programs that one command of cargo builds with this one. A feature that one of them needs is
+/// enabled in all.
 fn built_with(program: &str) -> Vec<&'static str> {
     let together = IMAGES.iter().map(|image| image.program).collect::<Vec<_>>();
     if together.contains(&program) {

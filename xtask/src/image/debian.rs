@@ -28,14 +28,14 @@ pub(super) struct Package {
     pub(super) version: String,
     pub(super) source: String,
     pub(super) architecture: String,
-    /// Those in the root file system, relative to it.
+    /// Its files in the root file system, relative to it.
     pub(super) files: BTreeSet<String>,
-    /// Text of the file with its licences, if that is there.
+    /// Text of the file with its licences, if the file is there.
     pub(super) copyright: Option<String>,
 }
 
 impl Package {
-    /// As `dpkg-deb --field` and dpkg's database have it.
+    /// Parses control data in the form of `dpkg-deb --field` and of dpkg's database.
     fn parse(control: &str, root: &Path) -> Result<Self> {
         let field = |name: &str| {
             let mut lines = control.lines();
@@ -44,7 +44,7 @@ impl Package {
         };
         let needed = |name: &str| field(name).with_context(|| format!("no {name}: {control}"));
         let name = needed("Package")?;
-        // It may have a version of its own: `gcc-12 (12.2.0-14)`.
+        // The source may have its own version: `gcc-12 (12.2.0-14)`.
         let source = field("Source").unwrap_or_else(|| name.clone());
         let source = source.split(' ').next().unwrap_or_default().to_owned();
         let copyright = root.join("usr/share/doc").join(&name).join("copyright");

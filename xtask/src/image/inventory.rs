@@ -19,12 +19,12 @@ use crate::{process, repository, workspace};
 /// Directory of the programs in an image.
 pub(super) const PROGRAMS: &str = "usr/local/bin";
 
-/// Where the components are.
+/// What the components belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A container image, which has packages of Debian too.
     Image,
-    /// A package, for a system that has the rest.
+    /// A package, for a system that has everything else.
     Package,
 }
 
@@ -46,7 +46,7 @@ impl Kind {
     }
 }
 
-/// Compiler of the eBPF programs, among others.
+/// The stamp, which names the compiler of the eBPF programs.
 const BPF_STAMP: &str = "bpf/prebuilt/holdfast-bpf.stamp";
 
 /// Components of an image or a package.
@@ -124,12 +124,12 @@ impl Inventory {
     }
 }
 
-/// Whether the program has its C library inside.
+/// Whether the program is linked statically with its C library.
 pub(super) fn is_static(program: &str) -> bool {
     IMAGES.iter().any(|image| image.also.contains(&program))
 }
 
-/// Reads what a compiler prints about itself.
+/// The version in the text that a compiler prints about itself.
 fn release(text: &str) -> Result<String> {
     let release = text.lines().find_map(|line| line.strip_prefix("release: "));
     Ok(release.context("a compiler's release")?.to_owned())

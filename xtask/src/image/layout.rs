@@ -1,5 +1,5 @@
-//! An image from a root file system: umoci makes an OCI layout, skopeo one with the
-//! image's name, tar an archive of it.
+//! An image from a root file system: umoci makes an OCI layout, skopeo makes one with the image's
+//! name, and tar makes an archive of that.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::text;
 use crate::{archive, process};
 
-/// Name and tag, as the charts have them.
+/// Name and tag of the image, as in the charts.
 pub(super) fn name(program: &str) -> String {
     format!("localhost/{program}:{}", env!("CARGO_PKG_VERSION"))
 }

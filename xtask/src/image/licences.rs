@@ -1,4 +1,4 @@
-//! Licences by component: our own text, those of the crates, and where those of the others are.
+//! Licences by component: our own, those of the crates, and the places of all others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::archive;
 
-/// Writes the licences and the SBOM of the image or package `name` into its root directory, which has
-/// the programs, and in an image Debian's packages, already.
+/// Writes the licences and the SBOM of the image or package `name` into its root directory. The
+/// directory already has the programs, and in an image also Debian's packages.
 pub(crate) fn write(name: &str, root: &Path, kind: Kind) -> Result<()> {
     let inventory = Inventory::of(root, kind)?;
     licences::write(&root.join(kind.licences(name)), &inventory)?;

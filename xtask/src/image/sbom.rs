@@ -125,7 +125,7 @@ fn document(
 }
 
 impl Document<'_> {
-    /// The image, with the files that belong to no component of it. Returns a sum of all files.
+    /// Adds the image, with the files that belong to no component. Returns a sum of all files.
     fn image(&mut self, image: &str, version: &str, kind: Kind) -> Result<String> {
         let tagged = layout::name(image);
         let (name, purpose) = match kind {
@@ -143,7 +143,7 @@ impl Document<'_> {
         verification(self.sums.values())
     }
 
-    /// Debian, and its packages.
+    /// Adds Debian and its packages.
     fn system(&mut self, inventory: &Inventory) -> Result<()> {
         let mut system = package(SYSTEM, "debian", &inventory.system, UNKNOWN);
         system["primaryPackagePurpose"] = "OPERATING-SYSTEM".into();
@@ -155,7 +155,7 @@ impl Document<'_> {
         Ok(())
     }
 
-    /// Libraries that are inside programs and are no crates.
+    /// Adds the libraries in programs that are no crates.
     fn libraries(&mut self, inventory: &Inventory) -> Result<()> {
         for one in &inventory.linked {
             self.debian(one, &inventory.system)?;
@@ -172,7 +172,7 @@ impl Document<'_> {
         Ok(())
     }
 
-    /// A package of Debian; its licence is the text of its copyright file.
+    /// Adds a package of Debian. Its licence is the text of its copyright file.
     fn debian(&mut self, one: &debian::Package, system: &str) -> Result<String> {
         let id = id("Debian", &one.name);
         let mut licence = UNKNOWN.to_owned();
@@ -310,7 +310,7 @@ fn file((path, sums): (&String, &Sums)) -> Value {
     })
 }
 
-/// SPDX's sum of a package's files: of their sums, in order.
+/// SPDX's verification code of a package: a sum over the sorted sums of its files.
 fn verification<'s>(sums: impl IntoIterator<Item = &'s Sums>) -> Result<String> {
     let mut sums: Vec<&str> = sums.into_iter().map(|one| one.sha1.as_str()).collect();
     sums.sort_unstable();
@@ -332,7 +332,8 @@ fn crate_id((name, version): &Crate) -> String {
     id("Crate", &format!("{name}-{version}"))
 }
 
-/// Paths that differ only in characters that identifiers cannot have get different ones.
+/// Identifier of a file. Paths that differ only in characters that identifiers cannot have get
+/// different identifiers.
 fn file_id(path: &str) -> String {
     let mut name = String::new();
     for c in path.chars() {
@@ -350,13 +351,13 @@ fn id(kind: &str, name: &str) -> String {
     format!("SPDXRef-{kind}-{}", safe(name))
 }
 
-/// With the characters only that SPDX allows in identifiers.
+/// The name with only those characters that SPDX allows in identifiers.
 fn safe(name: &str) -> String {
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
     name.replace(|c| !allowed(c), "-")
 }
 
-/// Percent-encoded, for a package URL.
+/// The text percent-encoded, for a package URL.
 fn encoded(text: &str) -> String {
     text.replace('+', "%2B").replace(':', "%3A")
 }

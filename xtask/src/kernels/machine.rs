@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use super::package::Unpacked;
 use crate::process;
 
-/// Begins the last line of a guest's output.
+/// Beginning of the last line of a guest's output.
 const STATUS: &str = "guest: status ";
 
 /// Reason for the end of a guest.
@@ -47,7 +47,7 @@ pub(super) fn boot(
     let (lines, received) = mpsc::channel();
     let reader = thread::spawn(move || read_lines(output, &lines));
     let (status, late) = follow(&received, limit, line);
-    // Without effect on a guest that has ended.
+    // This has no effect on a guest that has ended.
     let _ = child.kill();
     child.wait().context("waiting for qemu")?;
     let _ = reader.join();
@@ -58,7 +58,7 @@ pub(super) fn boot(
     })
 }
 
-/// The machine: the root of this machine to read, and `disk` to write.
+/// The command that starts the guest, which can read the root of this machine and write to `disk`.
 fn qemu(unpacked: &Unpacked, initramfs: &Path, console: &Path, disk: &Path) -> Command {
     let mut command = process::command(
         "qemu-system-x86_64",

@@ -13,7 +13,7 @@ use crate::{packages, process, progress::step};
 
 /// The package that depends on the newest kernel of its suite.
 const NEWEST: &str = "linux-image-amd64";
-/// Keys of Debian's archives, of older releases too.
+/// Keys of Debian's archives, including those of older releases.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// The files of a kernel.
@@ -113,7 +113,7 @@ fn download(kernel: Kernel, dir: &Path) -> Result<PathBuf> {
     found.with_context(|| format!("`apt-get download {package}` wrote no .deb"))
 }
 
-/// The image that the package depends on, in what `apt-cache show` printed.
+/// The image that the package depends on, from the output of `apt-cache show`.
 fn image_package(shown: &str) -> Option<&str> {
     shown
         .lines()

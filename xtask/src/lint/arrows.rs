@@ -1,4 +1,4 @@
-//! Which crates may use which, and that the pure ones stay pure.
+//! Checks which crates use which others, and that pure crates stay pure.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -88,8 +88,8 @@ const PURE: [&str; 6] = [
     "nearest",
     "netpol",
 ];
-/// What none of them and none of their tests depends on, directly or not: runtimes, sockets, maps,
-/// netlink.
+/// Crates on which no pure crate and none of their tests may depend, even indirectly: runtimes,
+/// sockets, maps, netlink.
 const IMPURE: [&str; 7] = ["aya", "hyper", "kube", "nix", "rtnetlink", "tokio", "tonic"];
 
 /// Everything that breaks a rule, one line each.
@@ -152,13 +152,13 @@ pub(super) fn problems() -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Whether a dependency is the core with what it has for tests.
+/// Whether a dependency is the core with its features for tests.
 fn is_for_tests(dependency: &Value) -> bool {
     let mut features = dependency["features"].as_array().into_iter().flatten();
     dependency["name"] == "holdfast-agent-core" && features.any(|feature| feature == "testing")
 }
 
-/// What a pure crate must not depend on, of its `tree`: a package in each line.
+/// The packages in `tree`, one in each line, on which the pure crate `name` must not depend.
 fn impure(name: &str, tree: &str) -> Vec<String> {
     let has = |found: &&str| {
         tree.lines()

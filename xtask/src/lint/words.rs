@@ -176,7 +176,7 @@ fn rust_prose(line: &str) -> String {
     prose
 }
 
-/// Text outside of `` `…` ``.
+/// The text without parts in backquotes.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }

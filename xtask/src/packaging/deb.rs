@@ -15,7 +15,8 @@ use crate::{archive, process, repository};
 const CONTROL: &str = "DEBIAN";
 /// Scripts in `packaging/debian`: of one package, or of all.
 const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
-/// What stands in a script for functions that the scripts of several packages have, and these.
+/// Placeholders in scripts, each with the functions that replace it in the scripts of several
+/// packages.
 const SHARED: [(&str, &str); 3] = [
     (
         "#SETTINGS#\n",
@@ -106,7 +107,7 @@ fn fields(home: &Path, tree: &Path, package: &Package, version: &str) -> Result<
     ))
 }
 
-/// The packages of this machine's Debian with the libraries that the program needs, with versions.
+/// Debian packages, with versions, that contain the libraries of the program on this machine.
 fn libraries(home: &Path, program: &Path) -> Result<String> {
     // dpkg-shlibdeps runs in the source of a package only.
     let source = home.join("source");

@@ -26,7 +26,8 @@ pub(super) fn pages(home: &Path) -> Result<()> {
     process::run(test)
 }
 
-/// Makes the tree of the package at `root`; `pages` are those of its program.
+/// Makes the tree of the package at `root`. `pages` has the man pages and completions of its
+/// program.
 pub(super) fn make(
     root: &Path,
     package: &Package,
@@ -46,7 +47,7 @@ pub(super) fn make(
         directory(root, path)?;
     }
     place_pages(root, package.name, pages)?;
-    // The name that Debian has for it.
+    // Debian requires this name.
     let copyright = format!("usr/share/doc/{}/copyright", package.name);
     copy(&repository::root().join("LICENSE"), root, &copyright)?;
     records::write(package.name, root, Kind::Package)?;

@@ -13,7 +13,7 @@ pub(crate) struct CargoTool {
     pub(crate) why: &'static str,
 }
 
-/// The newest that the pinned compiler takes.
+/// The newest version that the pinned compiler can build.
 pub(super) const CARGO_DENY: CargoTool = CargoTool {
     package: "cargo-deny",
     verb: "deny",
@@ -22,7 +22,7 @@ pub(super) const CARGO_DENY: CargoTool = CargoTool {
 };
 
 impl CargoTool {
-    /// Builds it unless this version is there.
+    /// Builds the tool unless this version is installed.
     pub(crate) fn install(&self) -> Result<()> {
         let Self {
             package,

@@ -52,7 +52,7 @@ fn debian() -> Result<Toolchain> {
             "the packages are installed, but `/usr/bin/rustc --print sysroot` has no library sources: reinstall rust-web-src"
         );
     }
-    // Debian 12's first rustc-web is too old; its security updates are not.
+    // The first rustc-web of Debian 12 is too old, but its security updates are new enough.
     if !linker::LLVMS.contains(&Toolchain::Debian.llvm_major()?) {
         packages::newest(&DEBIAN.iter().collect::<Vec<_>>())?;
     }

@@ -95,7 +95,7 @@ impl Libraries {
 struct Public {
     items: Vec<String>,
     interface: BTreeSet<String>,
-    /// Inside an interface: every name is taken.
+    /// Whether the visitor is inside an interface, where it records every name.
     takes: bool,
 }
 
@@ -121,7 +121,7 @@ impl<'ast> Visit<'ast> for Public {
             Item::Union(item) => (&item.vis, &item.attrs, Some(&item.ident)),
             Item::Use(item) => (&item.vis, &item.attrs, None),
             Item::Impl(_) => return visit::visit_item(self, item),
-            // A macro may write an interface.
+            // A macro may define an interface.
             Item::Macro(item) => {
                 let tokens = item.mac.tokens.to_string();
                 self.interface.extend(words(&tokens).map(ToOwned::to_owned));
@@ -273,7 +273,7 @@ mod tests {
         libraries
             .add(Path::new("limits/src/lib.rs"), library)
             .unwrap();
-        // Comments are no use, and neither is the library itself.
+        // A name in a comment or in the library itself is not a use.
         let other = "use limits::{inner, used}; // UNUSED\n";
         libraries
             .add(Path::new("daemon/src/lib.rs"), other)

@@ -19,9 +19,9 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(90 * 60);
 /// The longest time of the smoke test's guest.
 const SMOKE_LIMIT: Duration = Duration::from_secs(5 * 60);
-/// Files of tests that run in guests. Of the tier netns: each has another part of the programs' work
-/// with the kernel. Of the tier kernel: those of what differs between kernels; the others test the decisions of
-/// the programs, which are the same wherever these are loaded.
+/// Files of tests that run in guests. From the tier netns: one for each part of the programs' work
+/// with the kernel. From the tier kernel: those that test differences between kernels. The others
+/// test decisions of the programs, which are the same on every kernel.
 const FILES: &[&str] = &[
     "kernel::attach",
     "kernel::conntrack",
@@ -58,10 +58,11 @@ const OF_HOST: Kernel = Kernel::V6_1;
 
 /// Which kernels they boot: from tc filters to TCX links, and back.
 const CHANGES: [[Kernel; 2]; 2] = [[Kernel::V6_1, Kernel::V6_12], [Kernel::V6_12, Kernel::V6_1]];
-/// Runs one test of it in a guest. Arguments: the directory of the tests, the test program, the test.
+/// Script that runs one test of [`BOOTS`] in a guest. Arguments: the directory of the tests, the
+/// test program, the test.
 const BOOT: &str = r#"cd "$1" && HOLDFAST_LAB=hf-boots "$2" --ignored "$3""#;
 
-/// Tests that attach or remove TCX links. `tc_filters` has the like for filters.
+/// Tests that attach or remove TCX links. `tc_filters` has the corresponding tests for filters.
 const OF_TCX: &[&str] = &[
     "a_dead_link_is_replaced_under_its_own_pin",
     "a_link_that_cannot_be_updated_is_reported_and_stays",
@@ -73,8 +74,8 @@ const OF_TCX: &[&str] = &[
     "what_no_program_judges_is_dropped_and_why_says_so",
 ];
 
-/// Tests that 5.10 cannot run: an entry of a full trie cannot be replaced there, a table of netfilter has
-/// no owner, and a proxy keeps capabilities and has no Landlock (docs/src/kernels.md).
+/// Tests that 5.10 cannot run: there, an entry of a full trie cannot be replaced, a netfilter table
+/// has no owner, and a proxy keeps capabilities and has no Landlock (docs/src/kernels.md).
 const NOT_ON_5_10: &[&str] = &[
     "a_full_policy_map_is_an_error_and_keeps_its_entries",
     "a_refusal_by_the_kernel_names_the_reason",
@@ -85,8 +86,8 @@ const NOT_ON_5_10: &[&str] = &[
 /// 5.10 refuses. There `to_pod` is tested by the netns tier only.
 const BY_INTERFACE: &[&str] = &["kernel::conntrack", "kernel::to_pod"];
 
-/// Runs in the guest. Arguments: the directory of the tests, whether the demo is played, and for each file
-/// its name, its test program and its tests, in one word.
+/// Script of a guest. Arguments: the directory of the tests, whether the demo is played, and for
+/// each file one word with its name, its test program and its tests.
 const SCRIPT: &str = r#"
 cd "$1" || exit 1
 failed=0
@@ -201,7 +202,7 @@ fn not_on(kernel: Kernel) -> Vec<&'static str> {
     of_tcx.chain(old).copied().collect()
 }
 
-/// Both programs start on one older kernel, and a pod is put under policy there.
+/// Starts both programs on one older kernel, and puts a pod under policy there.
 pub(super) fn smoke() -> Result<Tally> {
     kernels::install()?;
     let work = Work {

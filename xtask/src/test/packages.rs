@@ -48,12 +48,13 @@ const SCRIPTS: [(&str, &str); 5] = [
 ];
 /// Directory of packages and scripts in the root.
 const INSIDE: &str = "packages";
-/// Makes the root that of a process in namespaces of its own: a clean-up there must not reach this machine.
+/// Enters the root from a process with its own namespaces, so that a clean-up there cannot affect
+/// this machine.
 const CHROOT: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" && mount -t tmpfs tmp \"$0/tmp\" && \
                       exec chroot \"$0\" bash /packages/clean_root.sh /packages/0 /packages/1";
 const INSTALL: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\" && \
                        chroot \"$0\" apt-get install -qq -y --no-install-recommends \"$@\" && chroot \"$0\" apt-get clean";
-/// Runs the script once the host is up, and ends the host with its status.
+/// Unit that runs the script once the host is up, and ends the host with the script's status.
 const UNIT: &str = "[Unit]\nAfter=multi-user.target\nSuccessAction=exit\nFailureAction=exit\n\
                     [Service]\nType=oneshot\nStandardOutput=file:/packages/log\nStandardError=inherit\n\
                     ExecStart=/bin/bash /packages/host.sh /packages/0 /packages/1 /packages/traffic.py\n";
@@ -107,12 +108,12 @@ pub(super) fn guest_archive() -> Result<PathBuf> {
 enum Base {
     /// The smallest one, with the lists and packages that apt needs to install the others.
     Minimal,
-    /// The same with all of them installed, and systemd as its first process.
+    /// A root with all of these packages installed, and systemd as its first process.
     Bootable,
 }
 
 impl Base {
-    /// Its archive. To replace it by a newer one, remove it.
+    /// Path of its archive, which is made if it is missing. To get a newer one, remove it.
     fn archive(self, home: &Path) -> Result<PathBuf> {
         let name = match self {
             Self::Minimal => "minimal",
@@ -146,7 +147,7 @@ fn minimal(archive: &Path) -> Result<()> {
     process::run(make)
 }
 
-/// Installs what the minimal root has downloaded.
+/// Installs the packages that the minimal root has downloaded.
 fn bootable(home: &Path, minimal: &Path, archive: &Path) -> Result<()> {
     let root = unpacked(home, minimal)?;
     let mut install = in_namespaces(&root, INSTALL);
@@ -161,7 +162,7 @@ fn pack(root: &Path, archive: &Path) -> Result<()> {
     process::output(pack).map(drop)
 }
 
-/// The archive in an empty directory.
+/// Unpacks the archive into an empty directory.
 fn unpacked(home: &Path, archive: &Path) -> Result<PathBuf> {
     let root = home.join("root");
     if root.exists() {
@@ -177,7 +178,7 @@ fn unpacked(home: &Path, archive: &Path) -> Result<PathBuf> {
 /// A clean root with the packages of both versions, and the scripts.
 fn root(home: &Path, base: &Path, versions: &[Vec<PathBuf>; 2]) -> Result<PathBuf> {
     let root = unpacked(home, base)?;
-    // A root that is thrown away need not survive a power cut.
+    // Without syncs: a temporary root need not survive a power cut.
     fs::write(root.join("etc/dpkg/dpkg.cfg.d/fast"), "force-unsafe-io\n")?;
     let inside = root.join(INSIDE);
     for (number, files) in versions.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The test programs of `e2e`: one a tier, and in it a module for each file of tests.
+//! The test programs of `e2e`. Each has a module for each file of tests.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::{process, repository, workspace};
 pub(super) const ALONE: &str = "alone";
 /// The test program whose tests count lost queries.
 const PAIRED: &str = "paired";
-/// How many jobs of any other program run at the same time. Most of their time they wait.
+/// How many jobs of any other program run at the same time. These jobs mostly wait.
 const LANES: usize = 4;
 /// The test program whose two tests run in two guests.
 pub(super) const BOOTS: &str = "boots";
@@ -75,7 +75,7 @@ impl TestProgram {
         }
     }
 
-    /// Its tests by job: one for each file, or for each test where few jobs may run at the same time.
+    /// Its tests by job: one job for each file or, for the program [`PAIRED`], for each test.
     pub(super) fn jobs(&self, tests: Vec<String>) -> BTreeMap<String, Vec<String>> {
         if self.name == PAIRED {
             let named = tests.into_iter();

@@ -8,15 +8,15 @@ pub(super) struct Tally {
     pub(super) passed: u64,
     pub(super) failed: u64,
     pub(super) ignored: u64,
-    /// Names of failed tests, or what else went wrong.
+    /// Names of failed tests, and other failures.
     pub(super) failures: Vec<String>,
 }
 
 impl Tally {
     /// Takes one line of output.
     ///
-    /// `test result: ok. 5 passed; 0 failed; 1 ignored; …` counts,
-    /// `test some::name ... FAILED` names.
+    /// `test result: ok. 5 passed; 0 failed; 1 ignored; …` has numbers, `test some::name ...
+    /// FAILED` a name.
     pub(super) fn read(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += count(counts, "passed");

@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-/// First time between two attempts.
+/// Base of the first pause between two attempts.
 pub(crate) const FIRST: Duration = Duration::from_millis(800);
-/// Longest time between two attempts.
+/// Longest base of a pause between two attempts.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Each time twice as long, with a random part.
+/// Pauses between attempts: each is about twice as long as the one before it.
 #[derive(Debug)]
 pub struct Backoff {
     base: Duration,
@@ -37,7 +37,7 @@ impl Backoff {
     pub fn pause(&mut self) -> Duration {
         let base = self.base;
         self.base = (base * 2).min(self.longest);
-        // Between one half and all of it, so that agents do not come together.
+        // The random part keeps agents from coming together.
         base / 2 + random(base / 2)
     }
 }

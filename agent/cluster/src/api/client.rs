@@ -22,13 +22,13 @@ use crate::ApiSettings;
 
 /// Where Kubernetes puts the token and the CA of a pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Longest time until a connection is there.
+/// Longest time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Longest time until a request has its answer's head.
+/// Longest time until the headers of an answer arrive.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Bytes of one object: an API server stores 1.5 MB.
+/// Most bytes of one object; an API server stores at most 1.5 MB.
 const OBJECT_MAX: usize = 8 << 20;
-/// Bytes of an answer that says why a request failed.
+/// Most bytes of an answer that says why a request failed.
 const REASON_MAX: usize = 64 << 10;
 
 /// Why no API server can be used. Exit code 2.
@@ -53,7 +53,7 @@ pub enum ClientError {
         path: PathBuf,
         reason: String,
     },
-    /// No HTTP header may have the token.
+    /// The token cannot be put into an HTTP header.
     #[error("{}", line_break(.path))]
     Token {
         /// File of the token, or the kubeconfig.
@@ -86,7 +86,7 @@ pub enum RequestError {
     /// The answer is not what the API server of Kubernetes sends.
     #[error("the answer cannot be read: {0}")]
     Unreadable(String),
-    /// No request can be sent: the file was written again while the program runs.
+    /// No request can be sent: the file was written again, and its new token cannot be put into an HTTP header.
     #[error("{}", line_break(.0))]
     Token(PathBuf),
 }
@@ -125,7 +125,7 @@ impl Api {
     ///
     /// # Errors
     /// The settings cannot be used, or the server does not accept them. A server that does not
-    /// answer is no error: it may come.
+    /// answer is no error: it may start later.
     pub async fn connect(settings: &ApiSettings) -> Result<Self, ClientError> {
         let api = Self::prepare(settings).await?;
         api.check(settings).await?;
@@ -143,7 +143,7 @@ impl Api {
             config.cluster_url = server_uri(url)?;
         }
         config.connect_timeout = Some(CONNECT);
-        // The watches have a back-off of their own, which counts.
+        // The watches have their own back-off, which counts failures.
         config.default_retry = false;
         let server = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
@@ -185,7 +185,7 @@ impl Api {
         &self.namespace
     }
 
-    /// Requests the server's version: every account may read it, also that of an agent with relays,
+    /// Requests the server's version. Every account may read it, even that of an agent with relays,
     /// and the server examines the credentials first.
     async fn check(&self, settings: &ApiSettings) -> Result<(), ClientError> {
         let request = Request::get("/version").body(Vec::new());
@@ -193,7 +193,7 @@ impl Api {
         let Err(error) = self.send(request).await else {
             return Ok(());
         };
-        // The server accepts the account; this cluster does not let it read the version.
+        // The server accepts the account, but this cluster does not let the account read the version.
         if error.code() == Some(403) {
             return Ok(());
         }
@@ -209,7 +209,7 @@ impl Api {
         if let RequestError::Token(path) = error {
             return Err(ClientError::Token { path });
         }
-        // The text is of rustls: no type of its error comes through.
+        // The text comes from rustls: the type of its error is lost on the way.
         if reason.contains("invalid peer certificate") {
             let path = credentials_file(settings, "ca.crt");
             return Err(ClientError::Untrusted {
@@ -246,7 +246,7 @@ impl Api {
     ) -> Result<Value, RequestError> {
         let text = body.map(|body| body.to_string().into_bytes());
         let content = match (&method, body) {
-            // Operations (RFC 6902).
+            // An array is a list of operations (RFC 6902).
             (&Method::PATCH, Some(Value::Array(_))) => "application/json-patch+json",
             (&Method::PATCH, _) => "application/merge-patch+json",
             _ => "application/json",
@@ -265,7 +265,7 @@ impl Api {
     }
 
     fn not_sent(&self, reason: String) -> RequestError {
-        // The text is of kube, which reads the file again each minute: no type of its error comes through.
+        // The text comes from kube, which reads the file again each minute: the type of its error is lost.
         match reason.contains("invalid bearer token") {
             true => RequestError::Token(self.token_file.clone()),
             false => RequestError::Unreachable(reason),
@@ -330,7 +330,8 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     config.map_err(|error| refuse(&error))
 }
 
-/// The configuration of the service account, without the environment's server if there is another one.
+/// The configuration of the service account. With `has_server` the settings name the server, and
+/// the environment is not read.
 fn from_account(has_server: bool) -> Result<Config, ClientError> {
     let config = match has_server {
         true => Config::incluster_dns(),

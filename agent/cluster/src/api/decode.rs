@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use agent_core::identity::cluster_object::MADE_BY;
 use serde::{
     Deserialize,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -38,7 +39,7 @@ impl Fields {
     }
 
     /// The fields of an object at `paths`, such as `spec.containers[].ports`. Without paths, every field, and
-    /// from the status only `conditions`. [`METADATA`] and the annotation of static pods are always read.
+    /// from the status only `conditions`. [`METADATA`] and two annotations are always read.
     pub(super) fn of_object(paths: &[&'static str]) -> Self {
         let mut root = match paths.is_empty() {
             true => Self::all(),
@@ -59,8 +60,10 @@ impl Fields {
         for name in METADATA {
             root.add(["metadata", name].into_iter());
         }
-        // The uid of a static pod.
-        root.add(["metadata", "annotations", "kubernetes.io/config.mirror"].into_iter());
+        // The uid of a static pod, and the maker of a CiliumIdentity.
+        for name in ["kubernetes.io/config.mirror", MADE_BY] {
+            root.add(["metadata", "annotations", name].into_iter());
+        }
         root
     }
 
@@ -317,7 +320,7 @@ mod tests {
             "metadata": {"resourceVersion": "7", "continue": "more", "remainingItemCount": 3},
             "items": [{
                 "metadata": {"name": "a", "namespace": "b", "managedFields": [{"x": 1}],
-                    "annotations": {"a": "b", "kubernetes.io/config.mirror": "c"}},
+                    "annotations": {"a": "b", "kubernetes.io/config.mirror": "c", "holdfast.io/made-by": "d"}},
                 "spec": {"nodeName": "n", "volumes": [1], "containers": [{"image": "i", "ports": [{"containerPort": 1}]}]},
                 "status": {"phase": "Running"},
             }],
@@ -330,7 +333,7 @@ mod tests {
         );
         let kept = json!({
             "metadata": {"name": "a", "namespace": "b",
-                "annotations": {"kubernetes.io/config.mirror": "c"}},
+                "annotations": {"kubernetes.io/config.mirror": "c", "holdfast.io/made-by": "d"}},
             "spec": {"nodeName": "n", "containers": [{"ports": [{"containerPort": 1}]}]},
         });
         assert_eq!(page.items, [kept]);

@@ -1,4 +1,4 @@
-//! A Lease that makes one agent of the cluster the writer of something. Pure.
+//! A Lease that makes one agent of the cluster the writer of something. No input or output.
 //!
 //! A Lease is free if it has no holder, or if it did not change for its duration: the clocks of two
 //! nodes are never compared.
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// A duration that a holder gives itself counts up to this.
+/// Longest duration that is accepted from the Lease of another holder.
 const LONGEST: Duration = Duration::from_mins(10);
 
 /// Which Lease, and for how long.
@@ -76,7 +76,7 @@ impl Sight {
             Some(seen) if seen.version == version => seen.since,
             _ => now,
         };
-        // A holder with another setting holds it for as long as it says.
+        // The holder may have another setting: the duration in its Lease counts, if it is longer.
         let declared = lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0);
         let duration = Duration::from_secs(declared).min(LONGEST);
         let duration = duration.max(terms.duration);
@@ -116,7 +116,7 @@ fn renewed(terms: &Terms, lease: &Value, node: &str, stamp: &str) -> Value {
     lease
 }
 
-/// Whole seconds, as the object has them, and not less than the duration.
+/// The duration in whole seconds, rounded up, because the object has no fractions.
 fn seconds(terms: &Terms) -> u64 {
     let up = u64::from(terms.duration.subsec_nanos() > 0);
     terms.duration.as_secs().saturating_add(up).max(1)

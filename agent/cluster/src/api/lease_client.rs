@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use hyper::Method;
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     client::{Api, RequestError},
@@ -44,6 +44,26 @@ impl LeaseClient {
         match written {
             Ok(_) => Ok(true),
             // Another agent was faster.
+            Err(error) if error.code() == Some(409) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes an annotation of the Lease, if it is ours. Gives whether it was written.
+    pub async fn annotate(&self, key: &str, text: &str) -> Result<bool, RequestError> {
+        let path = self.path();
+        let lease = present(self.api.json(Method::GET, &path, None).await)?;
+        let is_ours = |lease: &Value| lease["spec"]["holderIdentity"] == *self.holder;
+        let Some(mut lease) = lease.filter(is_ours) else {
+            return Ok(false);
+        };
+        let annotations = &mut lease["metadata"]["annotations"];
+        if !annotations.is_object() {
+            *annotations = json!({});
+        }
+        annotations[key] = json!(text);
+        match self.api.json(Method::PUT, &path, Some(&lease)).await {
+            Ok(_) => Ok(true),
             Err(error) if error.code() == Some(409) => Ok(false),
             Err(error) => Err(error),
         }

@@ -25,7 +25,7 @@ const UNDER_WAY: Duration = Duration::from_secs(2);
 /// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
 /// [`Lines`] gives up a connection that is silent for longer.
 const WATCH_SECONDS: u32 = 100;
-/// A watch that lasted so long did not fail when it began.
+/// A watch that lasted this long did not fail at its beginning.
 const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 /// Metadata only, so that events stay small: each agent that is replaced changes the status.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -102,8 +102,8 @@ impl OwnSet {
         Self { set, tasks, stop }
     }
 
-    /// Whether it was deleted. False if the API server has not said so: refused credentials are no
-    /// uninstall.
+    /// Whether the DaemonSet was deleted. False if the API server has not said so: refused
+    /// credentials are no uninstall.
     pub async fn was_deleted(self) -> bool {
         let is_gone = self.set.is_gone().await;
         self.stop.cancel();
@@ -123,7 +123,7 @@ impl Followed {
                 backoff = Backoff::default();
             }
             match ended {
-                // No pause: an uninstall in it would be missed.
+                // No pause, because an uninstall during a pause would be missed.
                 Ok(()) if lasted => continue,
                 Ok(()) => {}
                 Err(error) => {

@@ -57,7 +57,7 @@ const LEASE: Terms = Terms {
 };
 /// How often the holder renews.
 const RENEW: Duration = Duration::from_secs(40);
-/// Longest time before an agent requests the Lease, so that not all do at once.
+/// Longest time before an agent requests the Lease, so that not all agents do it at once.
 const FIRST: Duration = Duration::from_secs(3);
 /// First and longest time until the Lease is requested again after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
@@ -77,10 +77,10 @@ pub(crate) struct Reporter {
 /// The Lease, as far as this agent knows.
 #[derive(Debug)]
 struct Hold {
-    /// When this agent last took or renewed it. None: it is not ours.
+    /// When this agent last took or renewed the Lease. `None`: the Lease is not ours.
     renewed: Option<Instant>,
     sight: Sight,
-    /// When it is requested again.
+    /// When the Lease is requested again.
     due: Instant,
     retry: Backoff,
 }
@@ -291,7 +291,7 @@ impl Reporter {
                 .api
                 .json(Method::PATCH, &path, Some(&again(count)))
                 .await;
-            // Events live for an hour.
+            // The Event may be gone, because Events live for an hour.
             if present(patched)?.is_some() {
                 return Ok(());
             }
@@ -320,7 +320,7 @@ impl Reporter {
         let items = list.get_mut("items").and_then(Value::as_array_mut);
         let item = items.and_then(|items| items.pop());
         Ok(item.filter(Value::is_object).map(|mut object| {
-            // Items of a list have neither.
+            // Items of a list have neither field.
             object["apiVersion"] = place.resource.version.into();
             object["kind"] = place.resource.kind.into();
             object
@@ -336,7 +336,7 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// None: the key is not that of an object that can be named in a path.
+    /// `None` if the key is not that of an object that can be named in a path.
     fn of(key: &'a str) -> Option<Self> {
         let mut parts = key.split('/');
         let kind = parts.next()?;
@@ -359,8 +359,7 @@ impl<'a> Place<'a> {
         })
     }
 
-    /// URL path of the collection that contains the object: the kind's, in the object's namespace
-    /// if it has one.
+    /// URL path of the collection that contains the object, with the namespace if the object has one.
     fn path(&self) -> String {
         let all = self.resource.path();
         match (self.namespace, all.rsplit_once('/')) {

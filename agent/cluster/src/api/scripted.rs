@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::client::Api;
 use crate::ApiSettings;
 
-/// A server whose answers are written down before.
+/// A server whose answers the test writes down beforehand.
 pub struct Server {
     pub api: Api,
     /// Method and path of each request.

@@ -20,11 +20,11 @@ use super::{
 };
 use crate::health::ClusterHealth;
 
-/// Between two looks at a Node without the taint: node pools set it again when they change a node.
+/// Pause between two looks at a Node without the taint: node pools set it again when they change a node.
 const AGAIN: Duration = Duration::from_secs(60);
 /// Attempts while other programs change the taints.
 const ATTEMPTS: u32 = 5;
-/// Longest pause between two of them.
+/// Longest pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The startup taint of this node.
@@ -34,7 +34,7 @@ pub struct StartupTaint {
     pub node: String,
     /// Key of the taint, from `--agent-not-ready-taint-key`.
     pub key: String,
-    /// Takes the reason why it cannot be removed.
+    /// Takes the reason why the taint cannot be removed.
     pub health: ClusterHealth,
 }
 
@@ -118,8 +118,8 @@ impl StartupTaint {
     }
 }
 
-/// What removes the taints with this key, as long as the taints are those of `node`; none if it has
-/// none with this key.
+/// The patch that removes the taints with this key, and fails if the node's taints are no longer
+/// those of `node`. `None` if no taint has the key.
 fn patch(node: &Value, key: &str) -> Option<Value> {
     const PATH: &str = "/spec/taints";
     let taints = node.pointer(PATH)?;

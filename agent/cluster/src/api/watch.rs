@@ -2,7 +2,7 @@
 //! has to.
 //!
 //! kube's own watcher is not used: it does not report when a watch is in order again while nothing
-//! changes, and waits for a list without end.
+//! changes, and it waits for a list without a time limit.
 
 use std::{
     fmt::Write as _,
@@ -36,22 +36,22 @@ use crate::{
     resource::{Absence, Resource},
 };
 
-/// Objects of one page of a list.
+/// Most objects of one page of a list.
 const PAGE: u32 = 500;
-/// Bytes of a page: an object has at most 1.5 MB.
+/// Most bytes of a page; an object has at most 1.5 MB.
 const PAGE_MAX: usize = 256 << 20;
-/// Bytes of one line of a watch.
+/// Most bytes of one line of a watch.
 const LINE_MAX: usize = 16 << 20;
 /// Longest time for a page.
 const PAGE_TIME: Duration = Duration::from_secs(60);
 /// After this time the server ends a watch, seconds.
 const WATCH_SECONDS: u32 = 240;
-/// A watch that is silent for so long begins again: the server sends a bookmark each minute, and a
-/// connection to a machine without power does not end.
+/// A watch that is silent for this long begins again: the server sends a bookmark each minute, and
+/// a connection to a machine without power does not end by itself.
 const SILENCE: Duration = Duration::from_secs(120);
-/// A watch that lasted so long was in order.
+/// A watch that lasted this long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
-/// A kind is absent after so many answers 404, and at the earliest after this time.
+/// A kind is absent after this many answers 404, and at the earliest after this time.
 const ABSENT: (u32, Duration) = (3, Duration::from_secs(15));
 
 /// Why a watch has to begin again.
@@ -78,7 +78,7 @@ impl WatchError {
     }
 }
 
-/// Reads an object whose key this is.
+/// Reads an object, whose key is the second argument.
 pub(crate) type Reader<T> = fn(&Value, &str) -> T;
 
 /// The watch of one kind of object.
@@ -91,7 +91,7 @@ pub(super) struct Watch<T> {
     pub(super) read: Reader<T>,
     /// As [`Here::has_service_blocks`](crate::Here::has_service_blocks).
     pub(super) has_service_blocks: bool,
-    /// For the hashes of objects.
+    /// Makes the hashes of objects.
     pub(super) hash: RandomState,
 }
 
@@ -146,7 +146,7 @@ impl<T: Send + 'static> Watch<T> {
                 if self.take_absence(is_absent).await.is_err() {
                     return;
                 }
-                // The definition may be removed and made again: versions of before mean nothing.
+                // The definition may be removed and made again, and then former versions mean nothing.
                 version = None;
             } else {
                 absences = Absences::default();
@@ -276,7 +276,7 @@ impl<T: Send + 'static> Watch<T> {
         let page = tokio::time::timeout(PAGE_TIME, read).await;
         let late = |_| RequestError::Unreachable(format!("no list within {PAGE_TIME:?}"));
         match page.map_err(late).and_then(|page| page) {
-            // The pages that follow are gone: all are read again.
+            // The remaining pages are gone: the list has to be read from its beginning.
             Err(error) if error.code() == Some(410) => Err(WatchError::TooOld(error.to_string())),
             page => Ok(page?),
         }
@@ -327,7 +327,7 @@ impl<T: Send + 'static> Watch<T> {
         Ok(())
     }
 
-    /// Objects that share a text.
+    /// Reads objects. Their JSON is one text, which they share.
     fn put(&self, objects: impl IntoIterator<Item = Value>) -> Vec<Seen<T>> {
         let mut text = String::new();
         let mut parts = Vec::new();
@@ -354,14 +354,14 @@ impl<T: Send + 'static> Watch<T> {
         seen.collect()
     }
 
-    /// Makes an object of a list and one of a watch equal.
+    /// Gives objects of a list and objects of a watch the same form.
     fn normalise(&self, object: &mut Value) {
         if let Some(map) = object.as_object_mut() {
-            // Items of a list have neither.
+            // Items of a list have neither field.
             map.insert("kind".to_owned(), self.resource.kind.into());
             map.insert("apiVersion".to_owned(), self.resource.version.into());
         }
-        // Each change has a new version, also one of fields that mean nothing for the document.
+        // Each change gives a new version, even a change of fields that mean nothing for the document.
         let kept = kinds::kept_fields(self.resource.kind);
         let keeps_version = kept.contains(&"metadata.resourceVersion");
         for (of, field) in [
@@ -379,7 +379,7 @@ impl<T: Send + 'static> Watch<T> {
         }
     }
 
-    /// The key of an object, also of one that cannot be read.
+    /// The key of an object, even if the object cannot be read.
     fn key(&self, object: &Value) -> String {
         let field = |name: &str| {
             let value = object
@@ -410,7 +410,7 @@ fn advance(version: &mut String, object: &Value) {
 pub(super) struct Lines {
     body: Body,
     read: Vec<u8>,
-    /// Up to where there is no end of a line.
+    /// The bytes before this position contain no end of a line.
     searched: usize,
 }
 
@@ -423,7 +423,7 @@ impl Lines {
         }
     }
 
-    /// The next line; none if the server ended the watch, or was silent for too long.
+    /// The next line; `None` if the server ended the watch, or was silent for too long.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
         loop {
             let rest = self.read.get(self.searched..).unwrap_or_default();
@@ -455,12 +455,12 @@ impl Lines {
     }
 }
 
-/// Answers 404 one after another: how many, and when the first request began.
+/// Consecutive answers 404: how many, and when the first request began.
 #[derive(Debug, Default)]
 struct Absences(Option<(u32, Instant)>);
 
 impl Absences {
-    /// Counts one more. Gives whether the kind counts as absent now.
+    /// Counts one more answer. Gives whether the kind counts as absent now.
     fn add(&mut self, begin: Instant) -> bool {
         let (answers, since) = self.0.get_or_insert((0, begin));
         *answers += 1;

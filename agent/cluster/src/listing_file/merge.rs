@@ -1,4 +1,4 @@
-//! A new file from the former one and changes.
+//! Makes a new file from the former one and the changes since.
 
 use std::{
     fs::File,

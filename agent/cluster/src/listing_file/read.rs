@@ -24,7 +24,7 @@ use super::{
     merge::{Tail, entry},
 };
 
-/// Until a listing that nothing has confirmed is no longer used.
+/// A listing that nothing has confirmed for this long is no longer used.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// A listing that an earlier run of the agent stored.
@@ -43,7 +43,7 @@ struct Head {
     authorities: Vec<String>,
 }
 
-/// Reads the file. None if there is none. `uid` is the uid of the cluster, if a watch has seen it.
+/// Reads the file. `None` if there is none. `uid` is the uid of the cluster, if a watch has seen it.
 pub fn read(
     path: &Path,
     origin: &Origin,
@@ -112,14 +112,14 @@ fn head(line: Option<&str>) -> Option<Head> {
 
 fn next(lines: &mut Lines<BufReader<File>>) -> io::Result<Option<String>> {
     match lines.next().transpose() {
-        // Bytes that are no text are damage, too.
+        // Bytes that are not UTF-8 are damage, too.
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Some(String::new())),
         line => line,
     }
 }
 
-/// Whether the objects are of this cluster: by its uid, and as long as that is unknown by the
-/// certificates of its authorities. A file that names none is accepted.
+/// Whether the objects are of this cluster: by its uid or, while that is unknown, by the
+/// certificates of its authorities. A file that names no authority is accepted.
 fn identify(
     path: &Path,
     origin: &Origin,

@@ -73,7 +73,7 @@ fn a_listing_is_read_as_it_was_with_later_changes_and_with_refused_objects() {
     file.save(&changed(&[("Pod/shop/web", None)])).unwrap();
     let stored = read(&path, &origin(), None, now).unwrap().unwrap();
     assert_eq!(keys(&stored), [odd, "Namespace/shop"]);
-    // It is JSON as a whole.
+    // The file is JSON as a whole.
     let text = fs::read_to_string(&path).unwrap();
     let whole: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(whole["count"], 2);
@@ -93,7 +93,7 @@ fn a_file_that_is_torn_damaged_newer_foreign_or_old_is_refused_by_name() {
         let Some(torn) = good.get(..end) else {
             continue;
         };
-        // Without its last line break it is whole.
+        // A file without its last line break is whole.
         if torn != good.trim_end() {
             assert!(refusal(torn).contains("cluster.json is damaged"), "{torn}");
         }
@@ -205,7 +205,7 @@ fn the_list_of_another_cluster_at_the_same_address_is_refused_by_its_uid_or_its_
         "{by_ca}"
     );
 
-    // One CA replaces the other; settings without a CA say nothing.
+    // One CA replaces the other; without a CA in the settings, none is compared.
     let both = Origin {
         authorities: vec!["0b".to_owned(), "0a".to_owned()],
         ..green.clone()

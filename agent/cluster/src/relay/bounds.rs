@@ -7,14 +7,14 @@ use std::time::Duration;
 pub(super) struct Bounds {
     /// Most agents that have a stream at once.
     pub(super) agents: usize,
-    /// Connections without a stream at once: of peers that have not shown a certificate, and of
-    /// those that have not sent a request.
+    /// Most connections without a stream at once: of peers that have not shown a certificate, and
+    /// of those that have not sent a request.
     pub(super) waiting: usize,
     /// Longest time for a handshake of TLS.
     pub(super) handshake: Duration,
     /// Longest time of a connection without a stream, after its handshake.
     pub(super) request: Duration,
-    /// A stream that takes nothing for so long ends.
+    /// A stream that takes nothing for this long ends.
     pub(super) slow: Duration,
     /// A connection that neither sends nor takes anything for so long is closed. An agent answers
     /// pings, and reads the message that the relay sends every few seconds, more often than this.

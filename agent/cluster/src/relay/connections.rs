@@ -48,22 +48,22 @@ use super::{
 };
 use crate::relay_refusal::Refusal;
 
-/// Between two pings. What comes back shows that the other side lives; how soon does not matter,
+/// Time between two pings. Any answer shows that the other side lives. Its delay does not matter,
 /// because a ping may wait behind a snapshot.
 const PING: Duration = Duration::from_secs(20);
-/// No ping ends a connection.
+/// Time to wait for the answer to a ping: so long that no ping ends a connection.
 const PONG: Duration = Duration::from_secs(24 * 3600);
-/// Streams of a connection at once.
+/// Most streams of a connection at once.
 const STREAMS: u32 = 1;
-/// Bytes of a request's headers.
+/// Most bytes of a request's headers.
 const HEADERS: u32 = 8 << 10;
-/// Bytes of a stream that wait in HTTP/2 for the connection.
+/// Most bytes of a stream that wait in HTTP/2 for the connection.
 const SEND_BUFFER: usize = 128 << 10;
-/// Bytes that wait in the kernel: few, so that it shows soon whether the other side takes any.
+/// Bytes that wait in the kernel: few, so that the relay soon sees whether the other side takes any.
 const SOCKET_BUFFER: usize = 128 << 10;
 /// First byte of a client that begins with TLS: a record of a handshake.
 const TLS_RECORD: u8 = 0x16;
-/// A connection that takes less in `Bounds::silent` takes nothing: pings and views are smaller.
+/// A connection that takes fewer bytes in `Bounds::silent` takes nothing: pings and views are smaller.
 const SILENT_BYTES: u64 = 2 << 10;
 
 /// An agent's connection, as its streams see it.
@@ -102,7 +102,7 @@ type Renewed = watch::Receiver<Arc<Credentials>>;
 #[derive(Debug)]
 pub(super) struct Connections {
     shared: Arc<Shared>,
-    /// None = plain text.
+    /// `None` = plain text.
     credentials: Option<Renewed>,
     waiting: Guests<Peer>,
     hash: RandomState,
@@ -143,7 +143,7 @@ enum Closed {
 }
 
 impl Closed {
-    /// None = not for a reason of the relay.
+    /// `None` = the connection did not end for a reason of the relay.
     fn refusal(&self) -> Option<Refusal> {
         Some(match self {
             Self::Failed(_) | Self::Stopping => return None,
@@ -350,7 +350,7 @@ fn http(tasks: &TaskTracker) -> http2::Builder<Tasks> {
     http
 }
 
-/// Waits until nothing came, and nothing was taken, for as long as `limit`.
+/// Waits until nothing came and nothing was taken for a whole `limit`.
 async fn silence(progress: &Progress, limit: Duration) {
     loop {
         let (read, written) = (progress.read(), progress.written());

@@ -78,7 +78,7 @@ async fn connections_without_a_request_give_way_to_an_agent_and_to_each_other() 
     let mut agent = follow(&[&relay.address]);
     agent.until_pods(3).await;
     agent.until_fresh().await;
-    // The oldest gave way. The agent's connection counts no more once it has its stream.
+    // The oldest gave way. The agent's connection no longer counts once it has its stream.
     is_closed(idle.pop_front().unwrap()).await;
     for _ in 0..8 {
         idle.push_back(connect(&relay).await);
@@ -97,16 +97,16 @@ async fn a_connection_that_sends_no_request_is_closed_in_time_at_every_step() {
         ..Bounds::agents(9)
     };
     let plain = start("127.0.0.1:0", bounds, &pods(1)).await;
-    // Nothing at all.
+    // The client sends nothing at all.
     is_closed(connect(&plain).await).await;
     until_refused(&plain, Refusal::Handshake, 1).await;
-    // HTTP/2, and no request.
+    // The client begins HTTP/2, and sends no request.
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let mut half = connect(&plain).await;
     half.write_all(preface).await.unwrap();
     is_closed(half).await;
     until_refused(&plain, Refusal::NoRequest, 1).await;
-    // A request whose body does not end.
+    // The client sends a request whose body does not end.
     let mut request = connect(&plain).await;
     request.write_all(preface).await.unwrap();
     let path = b"/holdfast.relay.v1.ClusterRelay/Follow";
@@ -119,7 +119,7 @@ async fn a_connection_that_sends_no_request_is_closed_in_time_at_every_step() {
     is_closed(request).await;
     until_refused(&plain, Refusal::NoRequest, 2).await;
 
-    // A handshake of TLS that does not go on.
+    // The client begins a handshake of TLS that does not go on.
     let secret = Secret::new(&Authority::new().issue());
     let relay = start_with("127.0.0.1:0", bounds, &pods(1), Some(&secret.files())).await;
     let mut slow = connect(&relay).await;
@@ -171,7 +171,7 @@ async fn an_agent_that_only_keeps_its_connection_open_is_closed() {
     until_refused(&relay, Refusal::Silent, 1).await;
 }
 
-/// Reads with a bounded speed.
+/// Copies with a bounded speed.
 async fn slow_copy(mut from: TcpStream, mut to: TcpStream, bytes: usize, pause: Duration) {
     let mut buffer = vec![0; bytes];
     let (mut reader, mut back) = to.split();
@@ -189,7 +189,7 @@ async fn slow_copy(mut from: TcpStream, mut to: TcpStream, bytes: usize, pause: 
     tokio::join!(forth, requests).1.unwrap_or_default();
 }
 
-/// A link to the relay with a bounded speed; its address.
+/// Starts a link to the relay with a bounded speed. Gives its address.
 async fn slow_link(relay: &Relay, bytes: usize, pause: Duration) -> String {
     let link = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = link.local_addr().unwrap().to_string();
@@ -197,7 +197,7 @@ async fn slow_link(relay: &Relay, bytes: usize, pause: Duration) -> String {
     relay.shared.tasks().spawn(async move {
         let (agent, _) = link.accept().await.unwrap();
         let socket = TcpSocket::new_v4().unwrap();
-        // The kernel holds little, so that the relay sees how slow it is.
+        // The kernel holds little, so that the relay sees how slow the link is.
         socket.set_recv_buffer_size(16 << 10).unwrap();
         let relay = socket.connect(to).await.unwrap();
         slow_copy(relay, agent, bytes, pause).await;
@@ -260,13 +260,13 @@ async fn renewed_certificates_are_used_without_a_restart_and_torn_ones_are_not()
     let of_others = Secret::new(&other);
     let mut second = follow_with(&[&relay.address], Some(&of_others.files()));
     second.until_pods(2).await;
-    // A file that is gone.
+    // The certificate's file is gone.
     of_relay.replace(&[ca, key]);
     let mut third = follow_with(&[&relay.address], Some(&of_others.files()));
     third.until_pods(2).await;
     assert!(relay.shared.certificates.seconds() > 0);
 
-    // Another authority, in the files of all, without a restart.
+    // The files of all get another authority, without a restart.
     let authority = Authority::new();
     of_relay.replace(&authority.issue());
     of_agent.replace(&authority.issue());

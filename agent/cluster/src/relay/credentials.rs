@@ -42,7 +42,7 @@ impl Credentials {
         Self::of(files, files.read()?)
     }
 
-    /// The other files if they are others; none if they are the same.
+    /// The credentials of the files, if the files have changed; `None` if they have not.
     pub(super) fn renewed(&self, files: &TlsFiles) -> Result<Option<Self>, TlsError> {
         let texts = files.read()?;
         match texts == self.texts {
@@ -99,7 +99,7 @@ impl Credentials {
             .domain_name(server_name)
     }
 
-    /// Whether the authority signed these certificates, which another side has shown.
+    /// Whether the authority signed these certificates, which the other side has shown.
     pub(super) fn accepts(&self, chain: &[CertificateDer<'static>], now: UnixTime) -> bool {
         let Some((first, others)) = chain.split_first() else {
             return false;

@@ -1,7 +1,7 @@
-//! The agent's connection to a relay: in the place of its own watches.
+//! The agent's connection to a relay, which replaces its own watches.
 //!
-//! A relay that is away changes nothing: the objects that the agent has stay. It tries the relays
-//! in turn, and continues where it was if the relay is the same and still has the changes since.
+//! A relay that is away changes nothing: the objects that the agent has stay. The agent tries the relays in turn, and
+//! continues where it was if the relay is the same and still has the changes since.
 
 use std::{
     collections::BTreeMap,
@@ -41,19 +41,19 @@ use crate::{
     resource::{Absence, Resource},
 };
 
-/// Longest time until a connection is there.
+/// Longest time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Longest time until a stream begins.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A relay that sends nothing for so long is gone: it sends a view every five seconds.
+/// A relay that sends nothing for this long is gone: a relay sends a view every five seconds.
 const SILENCE: Duration = Duration::from_secs(20);
-/// A relay that sends less in that time sends nothing: pings are smaller.
+/// A relay that sends fewer bytes in [`SILENCE`] sends nothing: pings are smaller.
 const SILENT_BYTES: u64 = 256;
-/// Bytes of a frame: the largest object of an API server with room to spare.
+/// Most bytes of a frame: the largest object of an API server with room to spare.
 const FRAME_MAX: usize = 16 << 20;
-/// Bytes that a relay may send before the agent has read them.
+/// Most bytes that a relay may send before the agent has read them.
 const WINDOW: u32 = 256 << 10;
-/// A stream that lasted so long was in order.
+/// A stream that lasted this long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
 
 /// The agent's task that follows one relay at a time.
@@ -69,11 +69,11 @@ pub(crate) struct Follower {
     /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
     pub(crate) has_service_blocks: bool,
     pub(crate) tasks: TaskTracker,
-    /// Between two reads of the certificates' files.
+    /// Time between two reads of the certificates' files.
     pub(super) renewal: Duration,
 }
 
-/// The credentials for relays as they are now; none = plain text.
+/// The credentials for relays as they are now; `None` = plain text.
 type Current = Option<watch::Receiver<Arc<Credentials>>>;
 
 impl Follower {
@@ -99,7 +99,7 @@ impl Follower {
         }
     }
 
-    /// Reads the credentials from the files, which could be used when the program started.
+    /// Reads the credentials from the files until it succeeds: the files could be used when the program started.
     async fn credentials(&self, files: &TlsFiles) -> Credentials {
         let mut backoff = Backoff::default();
         loop {
@@ -158,7 +158,7 @@ impl Follower {
         }
     }
 
-    /// Follows one relay; it ends with an error only.
+    /// Follows one relay. Returns only with an error.
     async fn follow(
         &self,
         address: &str,
@@ -281,7 +281,7 @@ async fn alive<T>(
     }
 }
 
-/// Waits until another authority than that of `used` is renewed: it may not accept this relay.
+/// Waits until the files name another authority than that of `used`, which may not accept this relay.
 async fn other_authority(current: &mut Current, used: Option<&Credentials>) {
     while let (Some(current), Some(used)) = (current.as_mut(), used)
         && current.changed().await.is_ok()

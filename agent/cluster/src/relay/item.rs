@@ -12,13 +12,13 @@ const SHARED_METADATA: &str = "labels";
 /// The kind whose objects have templates.
 const WITH_TEMPLATE: &str = "Pod";
 
-/// In the key of an object that has no name.
+/// Stands for the name in the key of an object that has none.
 const NAMELESS: &str = "?";
 
 /// Both parts, as JSON objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
-    /// None if no other object would share it.
+    /// `None` if no other object would share it.
     pub(super) template: Option<String>,
     /// The object's own part, without `apiVersion` and `kind`.
     pub(super) own: String,
@@ -166,7 +166,7 @@ mod tests {
                 "v1",
                 json!({"metadata": {"name": "shop", "labels": {"a": "b"}}}),
             ),
-            // Odd ones, which the agent must refuse as if it had read them itself.
+            // Odd objects, which the agent must refuse as if it had read them itself.
             (
                 "Pod/n/odd",
                 "v1",

@@ -26,7 +26,7 @@ use crate::{
     resource::RESOURCES,
 };
 
-/// Between two reads of the certificates' files.
+/// Time between two reads of the certificates' files.
 const RENEWAL: Duration = Duration::from_millis(20);
 
 /// A certificate authority that signs the certificates of relays and agents.
@@ -96,7 +96,7 @@ impl Secret {
     }
 }
 
-/// A relay whose watches are the test.
+/// A relay that gets its objects from the test.
 pub(super) struct Relay {
     pub(super) shared: Arc<Shared>,
     pub(super) address: String,
@@ -146,7 +146,7 @@ pub(super) async fn start(at: &str, bounds: Bounds, pods: &[(u32, String)]) -> R
     start_with(at, bounds, pods, None).await
 }
 
-/// With TLS if there are files.
+/// Starts a relay, with TLS if there are files.
 pub(super) async fn start_with(
     at: &str,
     bounds: Bounds,
@@ -201,7 +201,7 @@ pub(super) fn follow(addresses: &[&str]) -> Agent {
     follow_with(addresses, None)
 }
 
-/// An agent, with TLS if there are files.
+/// Starts an agent, with TLS if there are files.
 pub(super) fn follow_with(addresses: &[&str], files: Option<&TlsFiles>) -> Agent {
     let health = ClusterHealth::new("server", RESOURCES);
     let (send, batches) = mpsc::channel(8);
@@ -231,7 +231,7 @@ pub(super) fn follow_with(addresses: &[&str], files: Option<&TlsFiles>) -> Agent
 }
 
 impl Agent {
-    /// Takes batches until there are so many pods.
+    /// Takes batches until there are this many pods.
     pub(super) async fn until_pods(&mut self, pods: usize) {
         let take = async {
             while self.documents.count("Pod") != pods || !self.documents.is_complete() {

@@ -1,14 +1,14 @@
 //! The last changes, encoded, each with a position.
 //!
-//! Bounded: the oldest changes go. A client that is further behind takes a snapshot.
+//! The log is bounded: the oldest changes go first. A client that is further behind takes a snapshot.
 
 use std::collections::VecDeque;
 
 use prost::bytes::Bytes;
 
-/// Bytes of all changes that are kept.
+/// Most bytes of all changes that are kept.
 pub(super) const LOG_MAX: usize = 16 << 20;
-/// Bytes of one answer of [`Log::after`], unless its first change alone is larger.
+/// Most bytes of one answer of [`Log::after`], unless its first change alone is larger.
 const PORTION: usize = 256 << 10;
 
 /// Why changes after a position cannot be given.
@@ -35,7 +35,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Empty, for this many bytes.
+    /// An empty log for at most this many bytes.
     pub(super) fn new(bytes_max: usize) -> Self {
         Self {
             changes: VecDeque::new(),
@@ -110,7 +110,7 @@ mod tests {
         for n in 0..5 {
             log.push(change(n, 3));
         }
-        // Three of three bytes each are kept.
+        // Three changes of three bytes each are kept.
         assert_eq!(log.sequence(), 5);
         assert_eq!(log.after(1), Err(TooFarBehind));
         let portion = log.after(3).unwrap();
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(portion.sequence, 5);
         assert_eq!(log.after(5).unwrap().parts, [] as [Bytes; 0]);
         assert_eq!(log.after(6), Err(TooFarBehind));
-        // One that is larger than the log leaves nothing.
+        // A change that is larger than the log leaves nothing.
         log.push(change(9, 11));
         assert_eq!((log.sequence(), log.bytes), (6, 0));
         assert_eq!(log.after(5), Err(TooFarBehind));

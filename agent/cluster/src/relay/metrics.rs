@@ -87,8 +87,8 @@ impl Scrape {
             counter relay_sent_bytes = read(&counters.bytes);
             /// Objects of the cluster that this relay has
             gauges kubernetes_objects["kind"] = watches().map(|watch| (&watch.kind, watch.objects));
-            /// Seconds for which a watch of this relay has received no changes from the API server;
-            /// 0 while it works
+            /// Seconds since a watch of this relay stopped following the API server; 0 while it
+            /// follows
             gauges kubernetes_watch_stale_seconds["kind"] =
                 watches().map(|watch| (&watch.kind, watch.stale_seconds));
         }

@@ -1,4 +1,4 @@
-//! Log lines that another side can cause: a bounded number in a time.
+//! Log lines that another side can cause: a bounded number in each period.
 
 use std::time::{Duration, Instant};
 

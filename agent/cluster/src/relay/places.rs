@@ -1,9 +1,8 @@
 //! Which agents a relay serves when there are more than it may serve.
 //!
-//! Pure. One address does not take the places of others: it gets one more place while it has fewer
-//! than are free, as in [`limits::quota`]. One certificate does not either: when all places are
-//! taken, an agent with a certificate that has fewer of them gets one from the certificate with
-//! most.
+//! No address takes the places of all others: it gets one more place while it has fewer than
+//! are free, as in [`limits::quota`]. Nor does a certificate: when all places are taken, an agent
+//! whose certificate has fewer places gets one from the certificate that has most.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -15,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Certificate(pub(super) u64);
 
-/// An agent, by what its place is counted for.
+/// The address and the certificate for which an agent's place is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Who {
     pub(super) address: IpAddr,
     pub(super) certificate: Certificate,
 }
 
-/// Why there is no place.
+/// Why an agent gets no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoPlace {
     /// All places are taken, and none can be taken from another certificate.
@@ -53,7 +52,7 @@ struct Taken {
     lost: CancellationToken,
 }
 
-/// A place, until it is dropped.
+/// A place, which is held until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Places,
@@ -114,11 +113,11 @@ impl State {
         }
         let largest = self.by_certificate.largest();
         let own = self.by_certificate.held_by(who.certificate);
-        // One more for `who` and one less for the other must not turn the two around: they would
-        // take places from each other for ever.
+        // The largest certificate must not have fewer places than `who` after the move: the two
+        // would take places from each other for ever.
         let largest = largest.filter(|(_, most)| held == 0 && *most >= own + 2);
         let (certificate, _) = largest.ok_or(NoPlace::Full)?;
-        // The newest of the address with most: those that were there before stay.
+        // Of this certificate, the newest place of the address with most: older places stay.
         let of_it = self.taken.iter();
         let of_it = of_it.filter(|(_, taken)| taken.who.certificate == certificate);
         let newest = of_it.max_by_key(|(key, taken)| {
@@ -182,7 +181,7 @@ mod tests {
         assert_eq!(greedy.len(), 50);
         let refused = places.admit(who(1, 7)).unwrap_err();
         assert_eq!(refused, NoPlace::Share { held: 50 });
-        // With the same certificate, as the chart makes it.
+        // All have the same certificate, as the chart makes it.
         let others: Vec<_> = (2..52)
             .map(|address| places.admit(who(address, 7)).unwrap())
             .collect();
@@ -204,7 +203,7 @@ mod tests {
         let fourth = places.admit(who(3, 3)).unwrap();
         assert_eq!((lost(&honest), lost(&stolen)), (0, 1));
         assert!(stolen[6].lost().is_cancelled());
-        // It comes back, and gets none from those that have one each.
+        // One more agent with the stolen certificate gets no place from certificates that have one each.
         assert_eq!(places.admit(who(107, 99)).unwrap_err(), NoPlace::Full);
         assert_eq!((places.taken(), lost(&[fourth])), (10, 0));
     }

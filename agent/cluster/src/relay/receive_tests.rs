@@ -64,7 +64,7 @@ fn an_identity_is_the_object_that_the_relay_read() {
         "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
         "metadata": {
             "name": "5000", "uid": "u", "creationTimestamp": "2026-11-23T12:00:00Z",
-            "labels": {"app.kubernetes.io/managed-by": "holdfast"},
+            "annotations": {"holdfast.io/made-by": "holdfast"},
         },
         "security-labels": {"k8s:app": "web"},
     });

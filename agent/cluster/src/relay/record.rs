@@ -1,6 +1,7 @@
 //! The relay's objects, encoded: a snapshot for agents that have none, and the changes that follow.
 //!
-//! Pure: batches of the watches go in. Every encoded change exists once; agents share it.
+//! No input or output: the relay gives it the batches of the watches. Every encoded change exists
+//! once; agents share it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +33,7 @@ const CHUNK: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Item {
     parts: Parts,
-    /// Why agents will refuse the object; none = they will not.
+    /// Why agents will refuse the object; `None` = they will not.
     refused: Option<PolicyError>,
 }
 
@@ -51,7 +52,7 @@ pub(super) struct Snapshot {
     pub(super) frames: Vec<Bytes>,
     /// Position of the changes that follow.
     pub(super) sequence: u64,
-    /// Snapshots of this run before it.
+    /// How many snapshots this run made before it.
     number: u64,
 }
 
@@ -68,7 +69,7 @@ pub(super) struct Record {
 #[derive(Debug, Default)]
 struct Kind {
     has_listed: bool,
-    /// Keys that the list under way has had.
+    /// Keys that the list in progress has had so far.
     listing: Option<BTreeSet<String>>,
     objects: BTreeMap<String, Object>,
     refused: BTreeMap<String, PolicyError>,
@@ -102,7 +103,7 @@ impl Record {
         }
     }
 
-    /// A kind that has not been listed yet; none = agents may have the objects.
+    /// A kind that has not been listed yet; `None` = agents may have the objects.
     pub(super) fn awaited(&self) -> Option<&'static str> {
         let mut kinds = self.kinds.iter();
         kinds
@@ -120,7 +121,7 @@ impl Record {
         self.log.sequence()
     }
 
-    /// Whether every change after `sequence` is there.
+    /// Whether the log has every change after `sequence`.
     pub(super) fn reaches(&self, sequence: u64) -> bool {
         self.log.reaches(sequence)
     }
@@ -156,8 +157,8 @@ impl Record {
         ))
     }
 
-    /// Every object. Agents that come one after another share one, as long as the changes that
-    /// follow it are there.
+    /// A snapshot of every object. Successive agents share one snapshot, as long as the log has the
+    /// changes that follow it.
     pub(super) fn snapshot(&mut self) -> Arc<Snapshot> {
         if let Some(snapshot) = &self.snapshot
             && self.log.reaches(snapshot.sequence)
@@ -170,7 +171,7 @@ impl Record {
         snapshot
     }
 
-    /// How many snapshots are newer.
+    /// How many snapshots are newer than this one.
     pub(super) fn newer(&self, than: &Snapshot) -> u64 {
         let last = self.snapshot.as_ref().map_or(0, |last| last.number);
         last.saturating_sub(than.number)
@@ -279,7 +280,7 @@ impl Kind {
         }
     }
 
-    /// Gives whether it was refused or marked.
+    /// Removes an object. Gives whether it was refused or marked.
     fn remove(&mut self, key: &str, out: &mut Out<'_>) -> bool {
         if let Some(object) = self.objects.remove(key) {
             let gone = Gone {
@@ -335,7 +336,7 @@ impl Templates {
         number
     }
 
-    /// An object less has it.
+    /// One object fewer has the template.
     fn release(&mut self, number: u64, log: &mut Log) {
         let Some(shared) = self.encoded.get_mut(&number) else {
             return;

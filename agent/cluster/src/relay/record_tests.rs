@@ -1,5 +1,4 @@
-//! Objects in, frames out; and the frames to an agent, which then has what watches of its own would
-//! have given it.
+//! Objects become frames, and an agent that gets the frames has what its own watches would have given it.
 
 use agent_core::{
     policy::{document::PolicyDocument, source::cluster::ClusterDocuments},
@@ -31,7 +30,7 @@ fn object(kind: &str, n: u8, variant: u8) -> Value {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("p{n}"), "namespace": "shop", "labels": {"app": format!("a{}", variant % 2)}},
             "spec": {"nodeName": "n1", "serviceAccountName": format!("s{}", variant % 2)},
-            // Every third is odd, and refused.
+            // Every third variant is odd, and refused.
             "status": {"podIP": if variant == 2 { "x".to_owned() } else { format!("10.2.{n}.{variant}") }},
         }),
         "Namespace" => json!({
@@ -123,7 +122,7 @@ impl Documents {
 struct Agent {
     receiver: Receiver,
     documents: Documents,
-    /// Its stream's position; none = it has no stream.
+    /// Position of the agent's stream; `None` = it has no stream.
     at: Option<u64>,
     snapshots: usize,
 }
@@ -155,7 +154,7 @@ impl Agent {
         }))]);
     }
 
-    /// Takes all that there is.
+    /// Takes everything that the record has for the agent.
     fn follow(&mut self, record: &mut Record) {
         if self.at.is_none() {
             let after = self.receiver.begin().map(|position| position.sequence);
@@ -282,7 +281,7 @@ fn a_change_that_leaves_nothing_to_send_is_not_sent() {
     let sequence = record.sequence();
     let mut same = batch(&Saw::Put("Pod", 0, 0), read);
     if let Some(Seen::Put { digest, .. }) = same.seen.first_mut() {
-        // Another field of it changed, which no agent reads.
+        // A field that no agent reads changed.
         *digest += 1_000_000;
     }
     record.take(same);

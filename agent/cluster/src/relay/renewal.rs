@@ -27,7 +27,7 @@ impl Stale {
         since.map_or(0, |age| age.as_secs().max(1))
     }
 
-    /// Sets why the files cannot be used; none = they can.
+    /// Sets why the files cannot be used; `None` = they can.
     pub(super) fn set(&self, problem: Option<String>) {
         let mut stale = self.0.lock();
         let known = stale.as_ref().map(|(_, reason)| reason);
@@ -61,7 +61,7 @@ pub(super) async fn follow(
     loop {
         tokio::time::sleep(every).await;
         let (files, used) = (Arc::clone(&files), Arc::clone(&current.borrow()));
-        // In a task of its own: a file system that does not answer must not block the others.
+        // In a task of its own: a file system that does not answer must not block other tasks.
         let read = tasks.spawn_blocking(move || used.renewed(&files));
         let Ok(renewed) = read.await else {
             continue;

@@ -1,9 +1,9 @@
 //! Serves the record to agents, one task for each.
 //!
-//! An agent has a position in the changes that all share, and two frames that wait for its
-//! connection. One that reads slowly delays no other: once its position is older than the oldest
-//! change, it gets a snapshot, and another one if that is outdated before it has taken all of it. Its
-//! stream ends if its connection takes nothing for a time ([`Bounds::slow`]).
+//! An agent has a position in the changes that all agents share, and two frames that wait for its
+//! connection. An agent that reads slowly delays no other: once its position is older than the
+//! oldest change, it gets a snapshot, and a newer one if the first is outdated before the agent has
+//! taken all of it. Its stream ends if its connection takes nothing for a time ([`Bounds::slow`]).
 
 use std::{
     convert::Infallible,
@@ -41,14 +41,14 @@ use crate::relay_refusal::Refusal;
 
 /// Frames that wait for a connection.
 const QUEUE: usize = 2;
-/// A connection that takes less in [`Bounds::slow`] takes nothing: answers to pings are smaller.
+/// A connection that takes fewer bytes in [`Bounds::slow`] takes nothing: answers to pings are smaller.
 const SLOW_BYTES: u64 = 1 << 10;
-/// An agent that reads a snapshot begins again when there are so many newer ones: memory has no more
-/// than these and the last.
+/// An agent that reads a snapshot begins again when there are this many newer ones, so that memory
+/// holds at most this many snapshots beside the last.
 const SNAPSHOTS: u64 = 2;
-/// Between two views: an agent that gets none connects to another relay.
+/// Time between two views: an agent that gets none connects to another relay.
 const VIEW: Duration = Duration::from_secs(5);
-/// Bytes of a node's name in the log: names of Kubernetes are not longer.
+/// Most bytes of a node's name in the log: names of Kubernetes are not longer.
 const NAME_MAX: usize = 253;
 
 /// State of the relay that all streams share.
@@ -69,7 +69,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Without objects. `epoch` is of this run alone.
+    /// A relay without objects. No other run has the same `epoch`.
     pub(super) fn new(
         epoch: String,
         bounds: Bounds,
@@ -129,7 +129,7 @@ impl Shared {
         *self.sequence.borrow()
     }
 
-    /// Why agents cannot be served yet; none = they can.
+    /// Why agents cannot be served yet; `None` = they can.
     pub(super) fn awaited(&self) -> Option<String> {
         let kind = self.record.lock().awaited()?;
         let watches = self.health.watches();
@@ -204,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// Gives the position of the changes that follow.
+    /// Sends a snapshot. Gives the position of the changes that follow it.
     async fn send_snapshot(&self, agent: &mut Agent) -> Result<u64, Ended> {
         loop {
             let snapshot = self.record.lock().snapshot();
@@ -235,7 +235,7 @@ impl Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     All,
-    /// It waited for so long that it is outdated.
+    /// What was to be sent waited so long that it is outdated.
     Outdated,
 }
 
@@ -335,7 +335,7 @@ impl Service {
         })
     }
 
-    /// Where the agent continues; none = with a snapshot.
+    /// Where the agent continues; `None` = it begins with a snapshot.
     fn continues(&self, after: Option<Position>) -> Option<u64> {
         let shared = &self.0;
         let position = after.filter(|after| after.epoch == shared.epoch);
@@ -369,7 +369,7 @@ impl Follow for Service {
             tracing::info!(%peer, node, version, continues, left_out, "agent connected");
         }
         let (out, frames) = mpsc::channel(QUEUE + 1);
-        // Room for the status that ends the stream, also when the agent takes no frames.
+        // Room for the status that ends the stream, even when the agent takes no frames.
         let end = out.clone().try_reserve_owned();
         let end = end.map_err(|_| Status::internal("no room in an empty queue (a bug)"))?;
         let shared = Arc::clone(shared);

@@ -92,7 +92,7 @@ async fn a_relay_that_has_not_read_everything_or_is_full_says_so() {
     second
         .until_reason("serves 1 agents already; add a relay")
         .await;
-    // It has room again once the first one is gone.
+    // The relay has room again once the first agent is gone.
     drop(first);
     second.until_fresh().await;
 
@@ -131,7 +131,7 @@ async fn an_agent_that_does_not_read_is_cut_off_and_holds_up_no_other() {
     let mut slow = idle(&relay).await;
     let mut agent = follow(&[&relay.address]);
     agent.until_pods(9000).await;
-    // More than its connection takes. The other one is not held up meanwhile.
+    // These are more bytes than the idle connection takes. The other agent is not held up meanwhile.
     relay
         .shared
         .take((0..9000).flat_map(|n| change(n, "another")).collect());
@@ -147,7 +147,7 @@ async fn an_agent_that_does_not_read_is_cut_off_and_holds_up_no_other() {
         }
     };
     assert!(ended.message().contains("reads too slowly"), "{ended:?}");
-    // It comes back, and gets everything.
+    // The slow agent comes back, and gets everything.
     let mut back = follow(&[&relay.address]);
     back.until_pods(9001).await;
 }

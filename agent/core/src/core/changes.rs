@@ -5,11 +5,11 @@
 //! 2. The rules, endpoint by endpoint. Each endpoint is under the old or under the new rules, and
 //!    addresses have the labels of both.
 //! 3. Removal of labels that no policy uses any more.
-//! 4. DNS rules into files.
+//! 4. Writing of the DNS rules into files.
 //!
-//! A stage has one or more parts. Each part is a plan of its own, and changes an endpoint completely or not
-//! at all. Proxies keep the former DNS rules until the last part is committed. Mappings that arrive before
-//! that get the former revision.
+//! A stage has one or more parts. Each part is a plan of its own, and changes an endpoint completely or
+//! not at all. Proxies keep the former DNS rules until the last part is committed. Mappings that arrive
+//! until then get the former revision.
 
 mod node_selectors;
 mod policies;
@@ -92,7 +92,8 @@ impl State {
         rendered.unwrap_or_else(|| self.revision_in_force())
     }
 
-    /// Notes how a plan ended. Gives the result of all parts after the last one, and `None` before.
+    /// Notes how the plan of a part ended. Gives `None` until the last part has ended, then the result
+    /// of all parts.
     pub(super) fn part_ended(&mut self, result: PlanResult) -> Option<PlanResult> {
         if result == PlanResult::Failed {
             self.policy.changes_mut().result = result;
@@ -106,8 +107,8 @@ impl State {
         ))
     }
 
-    /// Plans the next part. Before all sources are complete, nothing is planned yet, and the whole change
-    /// enters the model at once.
+    /// Plans the next part. Until all sources are complete nothing is planned: the whole change enters
+    /// the model at once.
     pub(super) fn change_policy(&mut self, plan: &mut Plan) {
         self.policy.changes_mut().spent = 0;
         while self.change_in_progress() && self.has_room() {

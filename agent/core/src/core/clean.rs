@@ -37,7 +37,7 @@ pub struct Unrevoked {
 }
 
 impl Core {
-    /// Cleaned pairs that are still open; only of names that `pattern` matches, if there is one.
+    /// Cleaned pairs that are still open. If there is a pattern, only those of names that match it.
     pub fn unrevoked(&self, pattern: Option<&str>) -> Vec<Unrevoked> {
         self.state.unrevoked(pattern)
     }
@@ -59,8 +59,8 @@ impl State {
         }
     }
 
-    /// Forgets names. A pair under a lease goes when every stream has dropped the lease, or at its
-    /// end.
+    /// Forgets names. A pair under a lease goes once every stream has dropped the lease, or the lease
+    /// has ended.
     pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
         let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,

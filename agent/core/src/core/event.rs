@@ -8,7 +8,7 @@ use dns_policy::{
     name::Fqdn,
     rule::RulesOf,
 };
-use shared_maps::EndpointId;
+use shared_maps::{EndpointId, IdentityId};
 
 use crate::{
     datapath::plan::NamesWritten,
@@ -54,6 +54,8 @@ pub enum Event {
     Identities(Vec<SourceEvent<CiliumIdentity>>),
     /// Numbers that the API server answered for [`Effect::WantedIdentities`].
     NumbersGiven(Vec<GivenNumber>),
+    /// Numbers of which the objects were deleted within the last hour, before this agent watched them.
+    NumbersResting(Vec<IdentityId>),
     /// Changes of what objects of the resolver's store say, in order. The key is
     /// [`ResolvedName::key`].
     Resolved(Vec<SourceEvent<ResolvedName>>),

@@ -55,7 +55,7 @@ impl State {
         if let Some(before) = before
             && self.numbers.release_local(before)
         {
-            // Endpoints' maps will have to forget it.
+            // Endpoints' maps will have to forget the former identity.
             let units = MARK * self.endpoints.len();
             self.policy.changes_mut().spend(units);
         }
@@ -78,7 +78,7 @@ impl State {
         self.introduce(IdentityId::HOST, all);
     }
 
-    /// Identity of labels of addresses outside; none if there is no number for it.
+    /// Identity of labels of addresses outside; `None` if no number is free.
     pub(super) fn acquire_local(&mut self, labels: &LabelSet) -> Option<IdentityId> {
         self.acquire_as(labels, None)
     }

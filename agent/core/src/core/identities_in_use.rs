@@ -9,10 +9,7 @@ use shared_maps::IdentityId;
 
 use super::{Core, state::State};
 use crate::{
-    identity::{
-        cluster::{WantedIdentities, WantedIdentity},
-        cluster_object::NumberSource,
-    },
+    identity::{cluster::WantedIdentities, cluster_object::NumberSource},
     labels::{Label, LabelSet},
 };
 
@@ -23,7 +20,7 @@ pub struct IdentitiesInUse {
     pub is_synced: bool,
     /// Label sets of pods with addresses that have no object.
     pub lacking: WantedIdentities,
-    /// Objects that agents made, and that no pod has the labels of.
+    /// Objects that agents made, and that no pod has the labels of. Duplicates are unused in any case.
     pub unused: Vec<UnusedIdentity>,
 }
 
@@ -33,6 +30,8 @@ pub struct UnusedIdentity {
     pub id: IdentityId,
     pub labels: LabelSet,
     pub uid: Option<Arc<str>>,
+    /// An older object with the same labels counts.
+    pub is_duplicate: bool,
 }
 
 impl Core {
@@ -41,9 +40,11 @@ impl Core {
         self.state.identities_in_use()
     }
 
-    /// Whether a pod or an endpoint has these labels.
-    pub fn uses_labels(&self, labels: &LabelSet) -> bool {
-        self.state.label_sets().contains_key(labels)
+    /// Whether this is still so: the object is as it was, and no pod or endpoint uses its number.
+    pub fn is_unused(&self, object: &UnusedIdentity) -> bool {
+        let sets = self.state.label_sets();
+        let unused = self.state.unused(&sets);
+        unused.into_iter().any(|one| one == *object)
     }
 }
 
@@ -68,31 +69,32 @@ impl State {
 
     fn identities_in_use(&self) -> IdentitiesInUse {
         let sets = self.label_sets();
-        // An agent that does not read all pods cannot say that none uses an object.
-        let sees_all = !self.config.pods.prunes();
-        let objects = self.numbers.objects().filter(|_| sees_all);
-        let unused = objects.filter(|object| {
-            object.source() == NumberSource::Agent && !sets.contains_key(&object.labels)
-        });
-        let unused = unused.map(|object| UnusedIdentity {
-            id: object.id,
-            labels: object.labels.clone(),
-            uid: object.uid.clone(),
-        });
         let lacking = sets.iter().filter(|(_, has_address)| **has_address);
         let lacking = lacking.filter_map(|(labels, _)| {
-            let choices = self.numbers.choices(labels, self.now)?;
-            let wanted = WantedIdentity {
-                choices,
-                is_of_pod: true,
-                vanished: false,
-            };
+            let wanted = self.numbers.wanted(labels, true, self.now)?;
             Some(((*labels).clone(), wanted))
         });
         IdentitiesInUse {
             is_synced: self.restoration.is_synced(),
             lacking: lacking.collect(),
-            unused: unused.collect(),
+            unused: self.unused(&sets),
         }
+    }
+
+    fn unused(&self, sets: &HashMap<&LabelSet, bool>) -> Vec<UnusedIdentity> {
+        // An agent that does not read all pods cannot say that none uses an object.
+        let sees_all = !self.config.pods.prunes();
+        let objects = self.numbers.objects().filter(|_| sees_all);
+        let unused = objects.filter(|object| {
+            let is_used = !object.is_duplicate && sets.contains_key(&object.labels);
+            object.source() == NumberSource::Agent && !is_used
+        });
+        let unused = unused.map(|object| UnusedIdentity {
+            id: object.id,
+            labels: object.labels.clone(),
+            uid: object.uid.clone(),
+            is_duplicate: object.is_duplicate,
+        });
+        unused.collect()
     }
 }

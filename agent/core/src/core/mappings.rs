@@ -29,10 +29,10 @@ use crate::{
 
 /// Shortest validity of a pair that was seen while the agent was down, in seconds.
 const AWAY: u64 = 30;
-/// Addresses of one mapping that are learned. Pools of servers have some dozens; a name
-/// holds no more than about as many at all (`max_ips_per_name`).
+/// Most addresses that are learned from one mapping. Pools of servers have some dozens; a name holds
+/// about as many at most (`max_ips_per_name`).
 const TAKEN_ADDRESSES: usize = 1024;
-/// The last 1/16 of what the node takes is given without leases.
+/// No leases are given while less than 1/16 of the ipcache is free.
 const SCARCE: usize = 16;
 
 /// Times of a mapping's addresses.
@@ -160,7 +160,8 @@ impl State {
         learned
     }
 
-    /// Accepts a mapping of which nothing is learned: its answer may go, and no lease covers the next.
+    /// Accepts a mapping of which nothing is learned: the answer is released, and no lease covers later
+    /// ones.
     fn pass(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let endpoint = event.mapping.endpoint.id;
         self.file_soon(endpoint);
@@ -262,7 +263,7 @@ impl State {
         let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
         let mut seen = mapping.seen_at.min(self.now);
         if !mapping.replayed && self.was_cleaned(mapping) {
-            // Its client waits: it opens again, and stays open through a restart.
+            // The client waits for this answer: the name opens again, and stays open through a restart.
             seen = self.now;
         }
         let mut expires = seen.plus_secs(u64::from(ttl));
@@ -289,7 +290,7 @@ impl State {
         used >= max - max / SCARCE
     }
 
-    /// A compromised proxy must not open what policy does not allow.
+    /// Checks a mapping: a compromised proxy must not open what policy does not allow.
     fn check(&self, mapping: &Mapping) -> Result<(), Refusal> {
         let instance = mapping.endpoint;
         let endpoint = self
@@ -354,7 +355,7 @@ impl State {
         self.is_sound(address) && self.config.refused_prefixes.covering(address).is_none()
     }
 
-    /// Whether an address is that of one machine outside.
+    /// Whether an address can be that of a single machine outside.
     pub(super) fn is_sound(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
@@ -368,7 +369,7 @@ impl State {
             IpAddr::V4(_) => None,
             IpAddr::V6(v6) => Some(embedded::ipv4_in(v6)),
         };
-        // A gateway of the network, or the node itself, may send its packets there.
+        // A gateway may send packets for the embedded IPv4 address there, and so may the node itself.
         let mut within = within.into_iter().flatten();
         sound
             && self.is_outside(address)

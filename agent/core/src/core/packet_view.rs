@@ -39,12 +39,12 @@ pub struct PacketView {
     pub key: String,
     /// Names that the endpoint learned the remote address for.
     pub names: Vec<String>,
-    /// The pod or the Service that has the remote address, for example `Pod/shop/web-1`; none if the
-    /// cluster's documents describe none there.
+    /// The pod or the Service that has the remote address, for example `Pod/shop/web-1`; `None` if no
+    /// document of the cluster describes one there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// Rules that decide, by the policy in force when this was asked for. Without any: no rule
-    /// allows it, or nothing is restricted, or policy has no say.
+    /// Rules that decide, by the policy in force when this was asked for. Empty if no rule allows the
+    /// packet, if nothing is restricted, or if policy has no say.
     pub rules: Vec<RuleView>,
 }
 

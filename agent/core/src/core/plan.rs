@@ -1,7 +1,7 @@
 //! A plan: ordered steps, and which of them must not run after a failure.
 //!
-//! It owns all that waits for its outcome: [`crate::core::Core::commit`] takes it from here, and
-//! nothing of a plan is left in the core. Each step has exactly one undo.
+//! It owns all that waits for its outcome: [`crate::core::Core::commit`] takes that out, and nothing of
+//! a plan is left in the core. Each step has exactly one undo.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,13 +34,13 @@ pub struct Plan {
     fresh: BTreeSet<IdentityId>,
     /// Results of mappings that wait for the plan's outcome.
     results: Vec<PendingResult>,
-    /// Results to repeat, as the plan writes the file of their endpoint.
+    /// Results to repeat as durable, because the plan writes the file of their endpoint.
     durable: Vec<(EndpointId, MappingResult)>,
     /// Identities that nothing has any more, if no step fails.
     forgotten: Vec<(IdentityId, LabelSet)>,
     /// Revocations to send once the plan is committed.
     revocations: Vec<Revocation>,
-    /// Interfaces that lose programs of these numbers.
+    /// For each number, the interfaces that lose its programs.
     uncovered: BTreeMap<EndpointId, BTreeSet<u32>>,
 }
 
@@ -137,8 +137,8 @@ impl Plan {
         std::mem::take(&mut self.revocations)
     }
 
-    /// Carries out the steps in order. A step that leans on a failed one is skipped and
-    /// reported as failed with [`StepError::Skipped`].
+    /// Carries out the steps in order. A step that depends on a failed one is skipped and reported as
+    /// failed with [`StepError::Skipped`].
     pub fn apply(&self, datapath: &mut dyn Datapath) -> Vec<(usize, StepError)> {
         let mut failures = Vec::new();
         let mut failed = FailedDeps::default();
@@ -200,8 +200,9 @@ impl FailedDeps {
                 let of_peer = self.entries.entry((*endpoint, key.sec_label));
                 of_peer.or_default().push(*key);
             }
-            // Its programs know the endpoint without it: an endpoint that the map has no room
-            // for is held to its policy, and has no DNS.
+            // Nothing depends on these steps. Programs know their endpoint without the entry of
+            // `cilium_lxc`: an endpoint for which that map has no room is held to its policy, and has
+            // no DNS.
             Step::SetLxc(..)
             | Step::UnsetPolicy(..)
             | Step::KeepNames(..)
@@ -215,11 +216,10 @@ impl FailedDeps {
         }
     }
 
-    /// Whether `step` would break an invariant after what failed: an identity in a map that
-    /// is not on disk, an allow without its deny, an entry without a longer one that shall come
-    /// before it, a prefix whose identity a policy map does
-    /// not know, an identity forgotten while a prefix may still map to it, programs on an
-    /// interface whose policy map is not whole.
+    /// Whether `step` would break an invariant after what failed: a map has an identity that is not on
+    /// disk, an allow comes without its deny, an entry without a longer one that shall come before it,
+    /// a prefix has an identity that a policy map does not know, an identity is forgotten while a
+    /// prefix may still map to it, or an interface gets programs whose policy map is not whole.
     fn stops(&self, step: &Step, fresh: &BTreeSet<IdentityId>) -> bool {
         let unsaved = |identity: u32| self.checkpoint && fresh.contains(&IdentityId(identity));
         match step {
@@ -246,7 +246,7 @@ impl FailedDeps {
         }
     }
 
-    /// Whether the write of a longer entry failed that takes packets from this one.
+    /// Whether a longer entry, which takes packets from this one, could not be written.
     fn lacks_longer(&self, endpoint: EndpointId, key: &PolicyKey) -> bool {
         let failed = self.entries.get(&(endpoint, key.sec_label));
         let mut failed = failed.into_iter().flatten();

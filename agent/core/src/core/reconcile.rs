@@ -33,10 +33,10 @@ use crate::{
     labels::LabelSet,
 };
 
-/// Between two queries of a run: a query takes less than a millisecond.
+/// Pause between two queries of a run: a query takes less than a millisecond.
 const PAUSE: Duration = Duration::from_millis(10);
-/// A walk begins again when the entry it stands on is removed: beyond twice the number of entries, and
-/// these, it is given up until the next run.
+/// A walk begins again when the entry it stands on is removed. Once it has seen more than twice the
+/// known entries and this many, it is given up until the next run.
 const MAX_EXTRA_ENTRIES: usize = 4096;
 
 /// Comparing the datapath with the model: what differs is corrected in the model.
@@ -54,12 +54,12 @@ struct ReconcileRun {
     due: BootTime,
     /// Entries that the walk under way has seen.
     walked: usize,
-    /// Where the check of names is; none = all were seen.
+    /// Where the check of names is; `None` once all were seen.
     names: Option<NamesSeen>,
 }
 
-/// How many were seen in the order that the name cache has right now: what moves because
-/// something is added meanwhile is seen in another run.
+/// How many names were seen, in the order that the name cache has right now. A name that moves because
+/// another one is added is seen in another run.
 #[derive(Clone, Copy, Debug, Default)]
 struct NamesSeen {
     names: usize,
@@ -83,14 +83,13 @@ enum Stage {
 }
 
 impl Reconcile {
-    /// When the next query is due; none before the sources are synced.
+    /// When the next query is due; `None` before the sources are synced.
     pub(super) fn due(&self, state: &State) -> Option<BootTime> {
         let due = self.maps.due.min(self.programs.due());
         state.restoration.is_synced().then_some(due)
     }
 
-    /// The next query; none before it is due. Programs go first: without them nothing else
-    /// counts.
+    /// The next query; `None` before it is due. Programs go first: without them nothing else counts.
     pub(super) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if !state.restoration.is_synced() {
             return None;
@@ -99,7 +98,7 @@ impl Reconcile {
         programs.or_else(|| self.maps.next(state))
     }
 
-    /// Compares entries with the model; none if the query failed. Returns the number of
+    /// Compares entries with the model; `None` means that the query failed. Returns the number of
     /// differences, which the next plan repairs.
     pub(super) fn compare(&mut self, state: &mut State, entries: Option<MapEntries>) -> u64 {
         if !self.programs.end_query() {
@@ -107,7 +106,7 @@ impl Reconcile {
         }
         match entries {
             Some(MapEntries::Programs(faults)) => self.programs.compare(state, &faults),
-            // A datapath without programs.
+            // This datapath has no programs.
             Some(_) => 0,
             None => {
                 state.counters.reconciled.failures += 1;
@@ -118,7 +117,7 @@ impl Reconcile {
 }
 
 impl ReconcileRun {
-    /// The next query; none before it is due.
+    /// The next query of this run; `None` before it is due.
     fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if self.due > state.now {
             return None;
@@ -127,7 +126,7 @@ impl ReconcileRun {
             self.names = Some(NamesSeen::default());
             self.go_to(Stage::Ipcache(None));
         }
-        // Its endpoint may have gone since.
+        // The endpoint of this stage may be gone since the last query.
         while let Stage::Policy(id, _) | Stage::PolicyModel(id, _) = self.stage
             && state
                 .endpoints
@@ -156,7 +155,7 @@ impl ReconcileRun {
         })
     }
 
-    /// Compares entries with the model; none if the query failed.
+    /// Compares entries with the model; `None` means that the query failed.
     fn compare(&mut self, state: &mut State, entries: Option<MapEntries>) -> u64 {
         let before = state.counters.reconciled.differences();
         let more = match entries {
@@ -208,7 +207,7 @@ impl ReconcileRun {
         }
     }
 
-    /// Whether a walk that saw so much more goes on.
+    /// Whether a walk goes on after it saw `seen` more entries.
     fn goes_on(&mut self, seen: usize, known: usize) -> bool {
         self.walked += seen;
         seen >= BATCH && self.walked <= 2 * known + MAX_EXTRA_ENTRIES

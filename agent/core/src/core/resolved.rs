@@ -108,7 +108,7 @@ impl State {
         for (address, until, lease_end) in trusted {
             let openness = self.openness(address);
             if self.resolved.room(name, address, openness) != Room::Full {
-                // Another server's answer may have a longer one.
+                // The lease may be that of another server's longer answer.
                 let lease = lease_end.map(|end| end.min(until));
                 let lease = lease.filter(|end| *end > self.now);
                 let pairs = &mut self.resolved.pairs;
@@ -117,9 +117,9 @@ impl State {
         }
     }
 
-    /// At the end of the grace: addresses in refused prefixes that the earlier run denied by name.
-    /// Files do not have them, so nothing tells when their answers end: they stay for the longest
-    /// time that an answer can last. A wildcard stands for the names that it means.
+    /// At the end of the grace, keeps an address in a refused prefix that the earlier run denied by
+    /// name. Files do not have such addresses, so nothing tells when their answers end: they stay for
+    /// the longest time that an answer can last. A wildcard stands for the names that it means.
     pub(super) fn keep_denied(&mut self, prefix: IpNet) {
         let address = prefix.addr();
         let is_closed = prefix == IpNet::from(address)
@@ -260,7 +260,7 @@ impl State {
         }
     }
 
-    /// Nothing keeps these pairs as answers that endpoints got: only connections do.
+    /// Answers that endpoints got no longer keep these pairs: only connections do.
     pub(super) fn end_answers(&mut self, pairs: &[NamePair]) {
         for (name, address) in pairs {
             self.resolved.pairs.end_answers(name, *address, self.now);
@@ -414,8 +414,8 @@ impl State {
         }
     }
 
-    /// Names that the resolver keeps objects of. It may remove the others only once no document is
-    /// left to be read.
+    /// Names that the resolver keeps objects of. It may remove other objects only once every document
+    /// has been read.
     fn wanted_names(&self) -> WantedNames {
         WantedNames {
             names: self.resolved.used.wanted(),

@@ -1,10 +1,10 @@
-//! Services of the cluster: each has an identity, which its addresses have; one for each family,
-//! because the families have different backends.
+//! Services of the cluster. Each has one identity for each address family, which its addresses of that
+//! family have: the families have different backends.
 //!
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
-//! those of the identities behind it ([`super::state::policy_model`]); here they are read from the addresses
-//! of its backends, whenever one of these changes ([`backends`]).
-//! Which Service has an address says [`addresses`].
+//! those of the identities behind it ([`super::state::policy_model`]); here they are read from the
+//! addresses of its backends, whenever one of these changes ([`backends`]). [`addresses`] says which
+//! Service has an address.
 
 mod addresses;
 mod backends;
@@ -59,8 +59,8 @@ impl State {
         }
     }
 
-    /// The addresses of the node right now. One that is a Service's is no address of the node, even
-    /// if an interface has it.
+    /// The addresses of the node right now. An address of a Service does not count, even if an
+    /// interface has it.
     pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {
         self.cluster.services.node = addresses.iter().copied().collect();
         self.apply_node_addresses();
@@ -79,7 +79,7 @@ impl State {
         self.set_node_addresses(&own);
     }
 
-    /// NodeLocal DNSCache listens on addresses that are the DNS Service's.
+    /// NodeLocal DNSCache listens on addresses that belong to the DNS Service.
     pub(super) fn on_node_interfaces(&mut self, interfaces: NodeInterfaces) {
         self.cluster.services.interfaces = interfaces;
         let Some(known) = self.cluster.services.known.get(DNS_SERVICE) else {

@@ -46,10 +46,10 @@ pub struct Summary {
     pub fqdn_combinations: usize,
     /// Most combinations, if they are limited.
     pub fqdn_identities_max: Option<usize>,
-    /// Addresses that have the identity of some of their names only, because of that.
+    /// Addresses that have the identity of some of their names only, because of that limit.
     pub addresses_limited: usize,
     pub endpoint_identities: usize,
-    /// Label sets of pods, by where their numbers come from; none = this node gives the numbers.
+    /// Label sets of pods, by where their numbers come from; `None` = this node gives the numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_identities: Option<ClusterCounts>,
     /// Pods that the cluster's objects name.
@@ -63,7 +63,7 @@ pub struct Summary {
     pub firewalls: FirewallSummary,
     /// Names and patterns that `toFQDNs` rules have.
     pub fqdn_selectors: usize,
-    /// Only answers of trusted DNS servers count for these.
+    /// Whether only answers of trusted DNS servers count for these names.
     pub only_trusted_names: bool,
     /// External addresses of Services are not judged as the Service.
     pub external_ips_refused: bool,
@@ -91,7 +91,7 @@ pub struct Summary {
     pub endpoint_problems: Vec<String>,
     /// Endpoints whose policy map has no room for their policy.
     pub full_policy_maps: usize,
-    /// Why the first of them failed.
+    /// Why a step of the last plan failed.
     pub trouble: Option<String>,
     pub counters: Counters,
 }
@@ -102,7 +102,7 @@ pub struct LimitView {
     /// What is limited, for example `endpoints`.
     pub what: String,
     pub used: usize,
-    /// The limit; none = not limited.
+    /// The limit; `None` = not limited.
     pub most: Option<usize>,
 }
 
@@ -121,14 +121,13 @@ pub struct Counters {
     pub mappings_rate_limited: u64,
     /// Mappings that the datapath could not take.
     pub mappings_not_realised: u64,
-    /// Addresses not learned: the mapping had too many, or its endpoint holds its most.
+    /// Addresses not learned: the mapping had too many, or its endpoint holds as many as it may.
     pub pairs_left_out: u64,
     /// Addresses in mappings that got no label because of `--tofqdns-refuse-prefix`.
     pub addresses_refused: u64,
     /// Answers for names that `toFQDNs` rules select, from DNS servers that are not trusted.
     pub answers_untrusted: u64,
-    /// Prefixes whose labels were looked at, because they or those of a prefix that covers
-    /// them changed.
+    /// Prefixes whose labels were looked at, because these or the labels of a covering prefix changed.
     pub prefixes_resolved: u64,
     pub ipcache_writes: u64,
     pub policy_writes: u64,
@@ -159,15 +158,15 @@ pub struct FirewallSummary {
     pub addresses: usize,
     /// DNSNameResolver objects that are not read, because there are too many.
     pub objects_left_out: usize,
-    /// DNS servers whose answers count, as pods ask them.
+    /// DNS servers whose answers count, by the addresses at which pods ask them.
     pub trusted_dns: Vec<String>,
-    /// Entries of policy maps that they decide, once for endpoints of one identity.
+    /// Entries of policy maps that firewalls decide; endpoints of one identity count once.
     pub entries: usize,
     /// Pods of other nodes are taken for addresses outside: nothing says which addresses they have.
     pub takes_pods_for_outside: bool,
 }
 
-/// Answers, by what they meant for EgressFirewalls; none while there is no name in any.
+/// Answers, by what they meant for EgressFirewalls; not counted while no firewall uses a name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Observations {
     /// A firewall uses the name, and the server counts.
@@ -183,7 +182,7 @@ pub struct Observations {
 pub struct Reconciled {
     /// Complete passes over every map and every learned name.
     pub passes: u64,
-    /// Looks into a map that failed.
+    /// Queries of a map that failed.
     pub failures: u64,
     /// Entries of the ipcache that were wrong, missing or without an owner.
     pub ipcache: u64,
@@ -255,9 +254,9 @@ pub struct DnsRulesView {
     /// `UDP` or `TCP`.
     pub protocol: String,
     pub selector: String,
-    /// Server identities; none = any server.
+    /// Server identities; `None` = any server.
     pub servers: Option<Vec<u32>>,
-    /// Names; none = every name.
+    /// Names; `None` = every name.
     pub names: Option<Vec<String>>,
 }
 
@@ -271,7 +270,7 @@ pub struct IdentityView {
     /// Where the number comes from.
     #[serde(default)]
     pub source: NumberSource,
-    /// When the object of the number was made, seconds since 1970; none = it has no object, or the
+    /// When the object of the number was made, seconds since 1970; `None` = it has no object, or the
     /// object does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
@@ -283,7 +282,7 @@ pub struct IpcacheView {
     pub prefix: String,
     /// Identity that the prefix should have; 0 = none.
     pub identity: u32,
-    /// Identity the datapath has, if any.
+    /// Identity that the datapath has, if any.
     pub realised: Option<u32>,
     /// The owners of its labels, as texts.
     pub owners: Vec<String>,

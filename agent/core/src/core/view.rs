@@ -46,7 +46,8 @@ impl Core {
         self.state.endpoints.left().iter().collect()
     }
 
-    /// How far limits are used up; of what each endpoint has its own, the one that uses most.
+    /// How far limits are used up. Of a limit that each endpoint has for itself, the highest use
+    /// counts.
     pub fn limits(&self) -> Vec<LimitView> {
         let state = &self.state;
         let config = &state.config;
@@ -223,8 +224,8 @@ impl State {
         !held && subject.is_some_and(is_free)
     }
 
-    /// Endpoints whose policy map has no room for their policy: the others with a problem keep the
-    /// policy of the last run.
+    /// Endpoints whose policy map has no room for their policy: any other endpoint with a problem keeps
+    /// the policy of the last run.
     fn full_policy_maps(&self) -> usize {
         let hold = self.restoration.hold();
         let full = self.endpoints.iter();

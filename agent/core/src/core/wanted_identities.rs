@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{Core, event::Effect, state::State};
 use crate::{
     endpoint::spec::EndpointSpec,
-    identity::cluster::{GivenNumber, WantedIdentities, WantedIdentity},
+    identity::cluster::{GivenNumber, WantedIdentities},
     labels::LabelSet,
 };
 
@@ -64,13 +64,7 @@ impl State {
         let is_of_pod = pod.and_then(|pod| self.cluster.pods.labels_of(pod)) == Some(&labels);
         if let Some(known) = wanted.get_mut(&labels) {
             known.is_of_pod |= is_of_pod;
-        } else if let Some(choices) = self.numbers.choices(&labels, self.now) {
-            let vanished = self.numbers.vanished(&labels);
-            let identity = WantedIdentity {
-                choices,
-                is_of_pod,
-                vanished,
-            };
+        } else if let Some(identity) = self.numbers.wanted(&labels, is_of_pod, self.now) {
             wanted.insert(labels, identity);
         }
     }

@@ -69,7 +69,7 @@ pub struct Findings {
     /// For a name: its addresses that this endpoint learned. For an address: its names, from any
     /// endpoint.
     pub names: Vec<NameView>,
-    /// Addresses of the name that only others learned.
+    /// Addresses of the name that only other endpoints learned.
     pub elsewhere: Vec<NameView>,
     /// Answers that gave an address to a name of its policy, and do not count.
     pub untrusted: Vec<UntrustedAnswer>,
@@ -113,7 +113,7 @@ pub struct AddressFound {
     pub owners: Vec<String>,
     /// The intended identity; 0 = none.
     pub wanted: u32,
-    /// The identity that the datapath was given; none = no entry.
+    /// The identity that the datapath was given; `None` = no entry.
     pub given: Option<u32>,
     /// Its labels got no identity.
     pub unresolved: bool,
@@ -125,12 +125,12 @@ pub struct AddressFound {
     pub endpoint: Option<EndpointId>,
     /// Where the pod that has it is judged, if it is of another node.
     pub elsewhere: Option<Elsewhere>,
-    /// The prefix by which no answer gives it a label (`--tofqdns-refuse-prefix`).
+    /// The refused prefix that it is in: no answer gives it a label (`--tofqdns-refuse-prefix`).
     pub refused: Option<IpNet>,
 }
 
 impl Core {
-    /// Endpoints that a person may mean.
+    /// Endpoints that a person may mean by a text.
     pub fn endpoints_called(&self, text: &str) -> Vec<(EndpointId, String)> {
         let endpoints = self.state.endpoints.iter();
         let named = endpoints.map(|endpoint| {
@@ -148,13 +148,13 @@ impl Core {
         found.map(|e| (e.id, e.spec.key.clone())).collect()
     }
 
-    /// An endpoint as lists show it; none if the number is unknown.
+    /// An endpoint as lists show it; `None` if the number is unknown.
     pub fn endpoint_view(&self, id: EndpointId) -> Option<EndpointView> {
         let endpoint = self.state.endpoints.get(id)?;
         Some(self.state.endpoint(endpoint))
     }
 
-    /// What the model has on an endpoint and a target; none if there is no such endpoint.
+    /// What the model has on an endpoint and a target; `None` if there is no such endpoint.
     pub fn findings(&self, endpoint: EndpointId, target: &Target) -> Option<Findings> {
         let state = &self.state;
         let endpoint = state.endpoints.get(endpoint)?;
@@ -301,7 +301,7 @@ impl Core {
         self.state.policy.repository().clone()
     }
 
-    /// Labels of an endpoint; none if the number is unknown.
+    /// Labels of an endpoint; `None` if the number is unknown.
     pub fn labels_of(&self, endpoint: EndpointId) -> Option<LabelSet> {
         let endpoint = self.state.endpoints.get(endpoint)?;
         Some(endpoint.labels.clone())
@@ -312,7 +312,8 @@ impl Core {
         self.state.cluster.pods.labels_of(pod).cloned()
     }
 
-    /// Addresses of the pod or of the Service `namespace/name`, IPv4 first; of both, the pod's.
+    /// Addresses of the pod or of the Service `namespace/name`, IPv4 first. If both have addresses, the
+    /// pod's.
     pub fn addresses_called(&self, name: &str) -> Vec<IpAddr> {
         let cluster = &self.state.cluster;
         let of_pod = cluster.pods.addresses_of(name);
@@ -324,7 +325,7 @@ impl Core {
         found
     }
 
-    /// What selectors see at an address; none if it has no identity.
+    /// What selectors see at an address; `None` if it has no identity.
     pub fn subject_at(&self, address: IpAddr) -> Option<Subject> {
         let identity = self.state.ipcache.identity_of(address)?;
         let labels = self.state.policy.labels_of(identity)?;

@@ -20,7 +20,7 @@ pub struct Attachment {
     pub ipv6: Option<Ipv6Addr>,
     /// MAC of the pod's interface.
     pub mac: [u8; 6],
-    /// MAC under which a bridge delivers its frames to this node; none if it is on no bridge.
+    /// MAC under which a bridge delivers its frames to this node; `None` if it is on no bridge.
     pub gateway_mac: Option<[u8; 6]>,
     /// What neighbour discovery on its link needs.
     pub link: Link,

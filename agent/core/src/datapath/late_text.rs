@@ -1,4 +1,4 @@
-//! A text that is made when it is written. With many names that takes milliseconds, for which no
+//! A text that is made when it is written. With many names, making it takes milliseconds, for which no
 //! answer should wait.
 
 use std::{fmt, sync::Arc};

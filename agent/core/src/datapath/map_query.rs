@@ -31,14 +31,14 @@ pub enum ProgramFault {
     #[error("the link of {program} holds another program ({found})")]
     Replaced {
         program: &'static str,
-        /// The other, by name and number.
+        /// The other program, by name and number.
         found: String,
     },
     /// Another program sees the packets first, and may let them pass unjudged.
     #[error("program {first} runs before {program} and may pass packets without a policy verdict")]
     NotFirst {
         program: &'static str,
-        /// The other, by name and number.
+        /// The other program, by name and number.
         first: String,
     },
     /// Packets that skip the programs would pass.
@@ -68,7 +68,7 @@ pub enum MapQuery {
     IpcacheAt(Vec<IpcacheKey>),
     /// Entries of an endpoint's policy map after this one.
     PolicyAfter(EndpointId, Option<PolicyKey>),
-    /// These of an endpoint's policy map.
+    /// These entries of an endpoint's policy map.
     PolicyAt(EndpointId, Vec<PolicyKey>),
     /// Entries of `cilium_lxc` after this one.
     LxcAfter(Option<LxcKey>),

@@ -29,19 +29,19 @@ pub struct MemoryDatapath {
     /// Text of each endpoint's `ep_config.json`.
     pub files: BTreeMap<EndpointId, String>,
     pub attached: BTreeMap<EndpointId, Attachment>,
-    /// Text of `local_allocator_state.json`; none = not written.
+    /// Text of `local_allocator_state.json`; `None` = not written.
     pub checkpoint: Option<String>,
-    /// Text of `endpoint_identities.json`; none = not written.
+    /// Text of `endpoint_identities.json`; `None` = not written.
     pub endpoint_checkpoint: Option<String>,
-    /// Text of `endpoint_identities.added`; none = not written.
+    /// Text of `endpoint_identities.added`; `None` = not written.
     pub added_endpoint_identities: Option<String>,
-    /// Text of `cleaned_names.json`; none = not written.
+    /// Text of `cleaned_names.json`; `None` = not written.
     pub cleaned: Option<String>,
     /// Every step that was carried out, in order.
     pub log: Vec<Step>,
     /// Steps are not kept in `log`.
     pub forgetful: bool,
-    /// Fails those steps for which this says so.
+    /// Fails the steps for which this is true.
     pub fail: Option<fn(&Step) -> bool>,
 }
 

@@ -30,11 +30,11 @@ pub enum Step {
     CheckpointEndpoints(EndpointWrite),
     /// Write an endpoint's `ep_config.json`.
     WriteEndpoint(EndpointId, String),
-    /// Write an endpoint's `ep_config.json` for names alone: it may be done after the plan,
-    /// and [`crate::core::Event::NamesKept`] of this number says so. A later step about the
-    /// same file comes after it.
+    /// Write an endpoint's `ep_config.json` for names alone. It may be done after the plan:
+    /// [`crate::core::Event::NamesKept`] with this number says when it is done. A later step about
+    /// the same file comes after it.
     KeepNames(EndpointId, u64, LateText),
-    /// Write what was asked to be forgotten, as `cleaned_names.json` has it.
+    /// Write the names that are to be forgotten, as `cleaned_names.json` has them.
     KeepCleaned(String),
     /// Remove an endpoint's directory.
     RemoveEndpoint(EndpointId),
@@ -132,7 +132,7 @@ pub enum StepError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// Not carried out because a step it leans on failed.
+    /// Not carried out because a step that it depends on failed.
     #[error("not carried out: an earlier step it depends on failed")]
     Skipped,
 }

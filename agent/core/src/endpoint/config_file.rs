@@ -52,8 +52,8 @@ impl EndpointFile {
         }
     }
 
-    /// Whether this agent wrote it since the machine booted: interfaces have the numbers that
-    /// it says.
+    /// Whether this agent wrote it since the machine booted. Only then do interfaces have the numbers
+    /// that it says.
     pub fn is_of_boot(&self, boot_id: &str) -> bool {
         let rules = self.rules.as_ref();
         !self.key.is_empty() && rules.is_some_and(|rules| rules.boot_id == boot_id)
@@ -91,11 +91,11 @@ pub struct ZombieEntry {
 /// DNS rules with the run and revision of the agent that wrote them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesInFile {
-    /// Boot id of the machine then.
+    /// Boot id of the machine when they were written.
     pub boot_id: String,
-    /// The agent's start count then.
+    /// The agent's start count when they were written.
     pub start: u64,
-    /// Revision of the policy then.
+    /// Revision of the policy when they were written.
     pub revision: u64,
     pub rules: EndpointRules,
 }

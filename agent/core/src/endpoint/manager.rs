@@ -24,7 +24,7 @@ pub(crate) struct Endpoints {
 struct Numbers {
     last: u16,
     freed: VecDeque<EndpointId>,
-    /// Not of an endpoint any more, and something is left of it.
+    /// Numbers that no endpoint has any more, but under which something is left.
     held: BTreeSet<EndpointId>,
 }
 
@@ -91,7 +91,7 @@ impl Endpoints {
         self.by_id.get_mut(&id)
     }
 
-    /// The endpoint with this key of its source.
+    /// The endpoint to which its source gave this key.
     pub(crate) fn by_key(&self, key: &str) -> Option<EndpointId> {
         self.by_key.get(key).copied()
     }

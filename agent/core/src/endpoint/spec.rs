@@ -13,7 +13,7 @@ pub struct EndpointSpec {
     pub labels: Vec<String>,
     /// The pod that it is, `namespace/name`: its labels and named ports are the pod's.
     pub pod: Option<String>,
-    /// Its uid, if the source has it: a pod of the same name with another one is another pod.
+    /// Its uid, if the source has it: a pod of the same name with another uid is another pod.
     pub pod_uid: Option<String>,
     pub interface: PodInterface,
     /// Addresses of the pod's interface (at most one of each family is used).

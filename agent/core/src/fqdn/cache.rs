@@ -50,7 +50,7 @@ pub(crate) struct EndpointNames {
     pub names: HashMap<Fqdn, HashMap<IpAddr, Lookup>>,
     /// Expired addresses that may be in use.
     pub zombies: HashMap<IpAddr, Zombie>,
-    /// Pairs (name, address) among both.
+    /// Pairs (name, address) in both.
     pub held: usize,
     /// Before this, looking for room again would find none.
     full_until: BootTime,
@@ -73,7 +73,7 @@ pub(crate) struct Pair {
     pub lease_end: Option<BootTime>,
     /// Until when it is known without anybody asking ([`super::pre_cache`]).
     pub known_until: Option<BootTime>,
-    /// No new promise: it is being revoked.
+    /// It is being revoked, and gets no new lease.
     pub revoking: bool,
     /// When the answers of trusted DNS servers that gave it end, if any did.
     pub trusted_until: Option<BootTime>,
@@ -127,8 +127,8 @@ impl NameCache {
         }
     }
 
-    /// Takes a lookup out of an endpoint's valid ones. True if the endpoint holds the address
-    /// on as a zombie.
+    /// Takes a lookup out of an endpoint's valid ones. True if the endpoint keeps the address
+    /// as a zombie.
     fn retire(
         &mut self,
         endpoint: EndpointId,
@@ -365,7 +365,7 @@ impl NameCache {
         }
     }
 
-    /// All streams dropped the lease of a pair: it no longer keeps it.
+    /// All streams dropped the lease of a pair: the lease no longer keeps the pair.
     pub(crate) fn revoked(
         &mut self,
         name: &Fqdn,
@@ -437,7 +437,7 @@ impl NameCache {
         self.endpoints.get(&endpoint)
     }
 
-    /// When the next lookup or lease has to be checked; none if there is none.
+    /// When the next lookup or lease has to be checked; `None` if there is none.
     pub(crate) fn next_deadline(&self) -> Option<BootTime> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }

@@ -1,5 +1,5 @@
-//! What `fqdn cache clean` forgot, across restarts: a proxy that was away meanwhile would tell it
-//! again to an agent that knows nothing of it.
+//! Names that `fqdn cache clean` forgot, kept across restarts: a proxy that was away meanwhile would
+//! otherwise report them again to an agent that knows nothing of the cleaning.
 
 use dns_policy::boot_time::BootTime;
 use serde::{Deserialize, Serialize};
@@ -11,21 +11,21 @@ const VERSION: u32 = 1;
 /// Names asked to be forgotten, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cleaning {
-    /// The endpoint whose names are forgotten; none = those of all endpoints.
+    /// The endpoint whose names are forgotten; `None` = those of all endpoints.
     pub endpoint: Option<EndpointId>,
-    /// Names that this pattern matches; none = all.
+    /// Names that this pattern matches; `None` = all.
     pub pattern: Option<String>,
-    /// What was seen until then is void.
+    /// Answers that were seen until then are void.
     pub at: BootTime,
-    /// The same in nanoseconds of Unix time, for names that outlast a boot ([`super::pre_cache`]); 0 =
-    /// unknown.
+    /// The same time in nanoseconds of Unix time, for names that outlast a boot ([`super::pre_cache`]);
+    /// 0 = unknown.
     pub at_unix: u64,
 }
 
 /// Content of `cleaned_names.json`: which names no answer from before may open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanedNames {
-    /// Boot whose clock the times are of: proxies remember nothing of another one.
+    /// Boot whose clock the times are of: proxies remember nothing of another boot.
     pub boot_id: String,
     /// In any order.
     pub cleanings: Vec<Cleaning>,
@@ -65,7 +65,7 @@ struct Entry {
     endpoint: Option<u16>,
 }
 
-/// Version alone: the rest of a later one may have any shape.
+/// The version alone: the rest of a file of a later version may have any shape.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,

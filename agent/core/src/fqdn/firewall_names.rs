@@ -10,7 +10,7 @@ use crate::{
     selector::selector::{DnsNameSelector, RuleOfName},
 };
 
-/// Begins a name that means one label.
+/// Start of a wildcard: it stands for one label.
 const STAR: &str = "*.";
 
 /// Selectors by the text of their name.
@@ -93,12 +93,12 @@ impl FirewallNames {
         exact.chain(below).collect()
     }
 
-    /// Whether a firewall uses this name, or the wildcard of it.
+    /// Whether a firewall uses this name, or the wildcard that means it.
     pub(crate) fn matches(&self, name: &Fqdn) -> bool {
         self.uses_of(name).next().is_some()
     }
 
-    /// Labels of addresses of `name`; none if no firewall means them.
+    /// Labels of addresses of `name`; `None` if no firewall means them.
     pub(crate) fn labels_of(&self, name: &Fqdn, openness: Openness) -> Option<LabelSet> {
         let labels = self.uses_of(name).filter_map(|uses| match openness {
             Openness::Open => {

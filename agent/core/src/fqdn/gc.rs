@@ -39,7 +39,7 @@ pub(crate) fn is_dead(zombie: &Zombie, scans: ConntrackScans, idle_grace: Durati
         && zombie.alive_at.is_none_or(|alive_at| scans.last > alive_at)
 }
 
-/// Addresses to release. A dead one stays while another address of one of its names is alive
+/// Addresses to release. A dead address stays while another address of one of its names is alive
 /// (clients move between addresses of a name), up to `per_name` addresses of that name.
 pub(crate) fn dead(
     zombies: &HashMap<IpAddr, Zombie>,

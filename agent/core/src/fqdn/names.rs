@@ -32,8 +32,8 @@ struct Entry {
 }
 
 impl NameSelectors {
-    /// Adds a selector; gives its matcher. None if its text cannot be a name or pattern,
-    /// which the policy reader refuses.
+    /// Adds a selector; gives its matcher. `None` if its text cannot be a name or pattern, which the
+    /// policy reader refuses.
     pub fn add(&mut self, selector: &NameRule) -> Option<SelectorMatcher> {
         let matcher = SelectorMatcher::compile(selector).ok()?;
         if self.known.insert(selector.clone()) {
@@ -90,7 +90,7 @@ impl NameSelectors {
         }
     }
 
-    /// Labels of addresses of `name`; none if no selector matches it.
+    /// Labels of addresses of `name`; `None` if no selector matches it.
     pub fn labels_of(&self, name: &Fqdn) -> Option<LabelSet> {
         let mut found = Vec::new();
         let mut ask = |entries: &[Entry]| {

@@ -35,7 +35,7 @@ pub enum PreCacheError {
     /// Some entries cannot be used.
     #[error("has entries that cannot be used: {}; the other {used} entries are used; correct these and restart the agent", .faults.join("; "))]
     Entries {
-        /// The first of them, by number and name, with what is wrong.
+        /// The first few of these entries, by number and name, with what is wrong.
         faults: Vec<String>,
         /// Number of entries that are used.
         used: usize,
@@ -81,9 +81,8 @@ pub fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
     (found, error)
 }
 
-/// Takes what expires after `now` (nanoseconds of Unix time), as many pairs of name and address as
-/// an ipcache of `ipcache_max` entries leaves to them. Gives how many that is, and how many of
-/// them are left out.
+/// Keeps what expires after `now` (nanoseconds of Unix time), as many pairs of name and address as an
+/// ipcache of `ipcache_max` entries leaves to them. Gives that limit, and how many pairs are left out.
 pub fn bound(known: &mut Vec<PreCached>, now: u64, ipcache_max: usize) -> (usize, usize) {
     let most = ipcache_max / SHARE;
     let (mut taken, mut left_out) = (HashSet::new(), HashSet::new());

@@ -46,7 +46,7 @@ impl RefusedPrefixes {
         Self(Vec::new())
     }
 
-    /// The prefix that covers an address, or the IPv4 address within it, if it is refused.
+    /// The refused prefix that covers an address, or the IPv4 address within it.
     pub fn covering(&self, address: IpAddr) -> Option<IpNet> {
         let within = match address {
             IpAddr::V4(_) => None,

@@ -18,10 +18,10 @@ use super::{
     firewall_names::Openness,
 };
 
-/// Pairs whose address no answer may open.
+/// Most pairs whose address no answer may open.
 const MAX_CLOSED: usize = 1024;
-/// Pairs that only connections keep, beyond which those go that the last scan saw no connection of:
-/// a pod that asks for many names must not make others wait for the next scan.
+/// Most pairs that only connections keep. Beyond it, pairs go for which the last scan saw no
+/// connection: a pod that asks for many names must not make others wait for the next scan.
 const MAX_PENDING: usize = 65_536;
 
 /// One address of a name.
@@ -140,7 +140,7 @@ impl ResolvedPairs {
         addresses.is_some_and(|all| all.contains_key(&address))
     }
 
-    /// Takes a pair of an answer: its end, and that of its lease. There is room for it.
+    /// Takes a pair of an answer, with the ends of the answer and of its lease. There is room for it.
     pub(crate) fn learn(
         &mut self,
         (name, address): (&Fqdn, IpAddr),
@@ -247,7 +247,8 @@ impl ResolvedPairs {
         gone
     }
 
-    /// Has pairs that nothing keeps wait for their connections; gives them if none may wait.
+    /// Pairs that nothing else keeps wait for the end of their connections from now on. Gives the pairs
+    /// that must not wait: they are gone.
     pub(crate) fn expire(&mut self, now: BootTime) -> Vec<NamePair> {
         let mut gone = Vec::new();
         while let Some(Reverse((at, _, _))) = self.due.peek()
@@ -364,7 +365,7 @@ impl ResolvedPairs {
         false
     }
 
-    /// When the next pair has to be checked; none if there is none.
+    /// When the next pair has to be checked; `None` if there is none.
     pub(crate) fn next_deadline(&self) -> Option<BootTime> {
         self.due.peek().map(|Reverse((at, _, _))| *at)
     }

@@ -27,8 +27,8 @@ pub(crate) struct Exhausted {
     pub max: IdentityId,
 }
 
-/// Node-local numbers `min..=max`, handed out in sequence so that a number freed is not
-/// soon another's.
+/// Node-local numbers `min..=max`, handed out in sequence so that a freed number is not soon given
+/// again.
 #[derive(Debug)]
 pub(crate) struct NodeLocal {
     min: u32,
@@ -80,8 +80,8 @@ impl NodeLocal {
         Self::new(IdentityId::LOCAL_MIN, IdentityId::LOCAL_MAX, restored)
     }
 
-    /// The same, with new numbers from `min` on only. Those of `restored` stay, and those that a label set gets by
-    /// name may be lower.
+    /// Numbers for endpoints, of which new ones begin at `min`. Those of `restored` may be lower, and
+    /// so may a number that is asked for ([`Self::acquire_number`]).
     pub(crate) fn endpoints_from(min: IdentityId, restored: Vec<(IdentityId, LabelSet)>) -> Self {
         let all = Self::endpoints(restored);
         let (min, next) = (min.0, min.0);
@@ -93,8 +93,8 @@ impl NodeLocal {
         Self::new(IdentityId::ENDPOINT_MIN, IdentityId::ENDPOINT_MAX, restored)
     }
 
-    /// As [`Self::acquire`]; labels that have no number, now or before a restart, get
-    /// `request` if it is withheld.
+    /// As [`Self::acquire`]; labels that have no number, now or before a restart, get `request` if that
+    /// number is withheld.
     pub(crate) fn acquire_as(
         &mut self,
         labels: &LabelSet,
@@ -114,8 +114,8 @@ impl NodeLocal {
         })
     }
 
-    /// Identity of `labels` with the number `id`; none if other labels have it, or had it before
-    /// the restart. Other numbers of these labels stay until their references are gone.
+    /// Identity of `labels` with the number `id`; `None` if other labels have it, or had it before the
+    /// restart. Other numbers of these labels stay until their references are gone.
     pub(crate) fn acquire_number(&mut self, labels: &LabelSet, id: IdentityId) -> Option<Acquired> {
         match self.slots.get_mut(&id) {
             Some(slot) if slot.labels != *labels => return None,
@@ -210,7 +210,7 @@ impl NodeLocal {
         self.withheld.get(&id)
     }
 
-    /// Every number that is held for what had it before the restart.
+    /// Every number that is held for the labels that had it before the restart.
     pub(crate) fn withheld(&self) -> impl Iterator<Item = (IdentityId, &LabelSet)> {
         self.withheld.iter().map(|(id, labels)| (*id, labels))
     }
@@ -235,7 +235,8 @@ impl NodeLocal {
         Some(id)
     }
 
-    /// At least as many as the numbers for new label sets that are in use or held; exact once they may be all.
+    /// How many numbers for new label sets are in use or held: never too low, and exact once they may be
+    /// used up.
     fn used(&self) -> usize {
         let all = self.slots.len() + self.withheld.len();
         let span = (self.max - self.min + 1) as usize;
@@ -256,7 +257,7 @@ impl NodeLocal {
         true
     }
 
-    /// Identity of `labels`, with one reference more. `fresh` if no map may know it yet.
+    /// Identity of `labels`, with one reference more. A `fresh` one must be on disk before a map has it.
     pub(crate) fn acquire(&mut self, labels: &LabelSet) -> Result<Acquired, Exhausted> {
         self.acquire_where(labels, &|_| true)
     }
@@ -271,8 +272,8 @@ impl NodeLocal {
         slot.references == 0 && self.idle.insert(id)
     }
 
-    /// Frees identities without references, save those the datapath still has
-    /// (`in_force`): they wait for a later sweep.
+    /// Frees identities without references, except those that the datapath still has (`in_force`): they
+    /// wait for a later sweep.
     pub(crate) fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
         let (kept, swept): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.idle)
             .into_iter()

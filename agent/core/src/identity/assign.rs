@@ -21,7 +21,8 @@ pub struct RangeFull {
 }
 
 /// Numbers for those of `sets` that have none in `known`. `candidates` gives the numbers that a label set
-/// may have, the first choice first.
+/// may have, the first choice first: [`candidates`](super::cluster::candidates), then
+/// [`further_candidates`](super::cluster::further_candidates).
 pub fn assign<C: Iterator<Item = IdentityId>>(
     sets: &BTreeSet<LabelSet>,
     known: &BTreeMap<IdentityId, LabelSet>,

@@ -60,8 +60,8 @@ pub enum CheckpointError {
     NewerLogic(u64),
 }
 
-/// Renders `local_allocator_state.json`: each time the whole of it, as often as there are new
-/// identities. So the texts of entries are kept.
+/// Renders the whole of `local_allocator_state.json` each time there are new identities. So it keeps
+/// the texts of entries.
 #[derive(Debug, Default)]
 pub struct IdentityFile {
     entries: HashMap<IdentityId, (LabelSet, String)>,
@@ -108,8 +108,7 @@ fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
 }
 
 /// Reads `local_allocator_state.json`: the scopes 0x01 (outside), 0x02 (other nodes) and 0x03
-/// (Services). Numbers
-/// of other scopes are left out.
+/// (Services). Numbers of other scopes are left out.
 pub fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let entries: Vec<Entry> = serde_json::from_str(text)?;
     let is_known = |id: IdentityId| id.is_local_scope() || is_remote_node(id) || id.is_service();
@@ -130,7 +129,7 @@ pub(crate) fn line(id: IdentityId, labels: &LabelSet) -> String {
     spell_entry(id, labels) + "\n"
 }
 
-/// Inverse of [`line`], without the line break. None: a number of another scope.
+/// Inverse of [`line`], without the line break. `None` for a number of another scope.
 pub(crate) fn parse_line(line: &str) -> Result<Option<(IdentityId, LabelSet)>, CheckpointError> {
     let entry: Entry = serde_json::from_str(line)?;
     Ok(read(vec![entry], IdentityId::is_endpoint)?.pop())

@@ -17,7 +17,7 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::IdentityId;
 
 use self::candidates::NODE_FIRST;
-pub use self::candidates::{IdentityRange, RangeError, candidates};
+pub use self::candidates::{IdentityRange, RangeError, candidates, further_candidates};
 pub use super::cluster_counts::ClusterCounts;
 use super::{
     allocator::NodeLocal,
@@ -33,6 +33,9 @@ const CONFIRM: Duration = Duration::from_mins(1);
 /// How long a number of which the object is gone is given to no other labels.
 pub const REST: Duration = Duration::from_hours(1);
 
+/// Numbers that a label set may have if other labels have all of its first ones.
+const FURTHER_CHOICES: usize = 64;
+
 /// Label sets of this node that lack an object, each with how to make it.
 pub type WantedIdentities = BTreeMap<LabelSet, WantedIdentity>;
 
@@ -45,6 +48,8 @@ pub struct WantedIdentity {
     pub is_of_pod: bool,
     /// Its object was deleted although this node uses it.
     pub vanished: bool,
+    /// Its namespace has as many numbers as it may have: no object is made for now.
+    pub is_beyond_share: bool,
 }
 
 /// A number that the API server says that a label set has.
@@ -75,7 +80,8 @@ pub(crate) struct ClusterWide {
 /// A number of which the object is gone.
 #[derive(Debug)]
 struct Rest {
-    labels: LabelSet,
+    /// None: it was deleted before this agent started.
+    labels: Option<LabelSet>,
     until: BootTime,
 }
 
@@ -104,6 +110,7 @@ impl ClusterWide {
         self.resting.retain(|_, rest| rest.until > now);
         if let Some(labels) = self.numbers.owner(id).cloned() {
             let until = now.plus(REST);
+            let labels = Some(labels);
             self.resting.insert(id, Rest { labels, until });
         }
     }
@@ -113,7 +120,11 @@ impl ClusterWide {
         let owner = self.numbers.owner(id);
         let rest = self.resting.get(&id).filter(|rest| rest.until > now);
         let is_other = |other: &LabelSet| other != labels;
-        owner.is_some_and(is_other) || rest.is_some_and(|rest| is_other(&rest.labels))
+        owner.is_some_and(is_other)
+            || rest.is_some_and(|rest| match &rest.labels {
+                Some(other) => is_other(other),
+                None => self.numbers.number_here(labels) != Some(id),
+            })
     }
 }
 
@@ -196,6 +207,16 @@ impl PodIdentities for ClusterWide {
         self.unconfirmed.insert(id, now.plus(CONFIRM));
     }
 
+    fn rested(&mut self, ids: &[IdentityId], now: BootTime) {
+        let until = now.plus(REST);
+        for id in ids {
+            if self.numbers.owner(*id).is_none() {
+                let labels = None;
+                self.resting.entry(*id).or_insert(Rest { labels, until });
+            }
+        }
+    }
+
     fn waited_too_long(&mut self, now: BootTime) {
         let is_due = |since: &BootTime| since.plus(WAIT) <= now;
         let due = self.awaited.extract_if(.., |_, since| is_due(since));
@@ -216,27 +237,40 @@ impl PodIdentities for ClusterWide {
         waits.chain(self.unconfirmed.values().copied()).min()
     }
 
-    fn choices(&self, labels: &LabelSet, now: BootTime) -> Option<Vec<IdentityId>> {
-        if self.numbers.assigned(labels).is_some() {
-            return None;
-        }
+    fn lacks(&self, labels: &LabelSet) -> bool {
+        self.numbers.assigned(labels).is_none()
+    }
+
+    fn lacks_object(&self, id: IdentityId) -> bool {
+        let labels = self.numbers.labels_here(id);
+        labels.is_some_and(|labels| self.lacks(labels))
+    }
+
+    fn choices(&self, labels: &LabelSet, now: BootTime) -> Vec<IdentityId> {
         let mut all: Vec<IdentityId> = candidates(labels, self.range).collect();
         // The number of an object that was deleted while it is in use.
         let here = self.numbers.number_here(labels).filter(|id| {
             let rest = self.resting.get(id);
-            let was_theirs = rest.is_some_and(|rest| rest.labels == *labels);
+            let was_theirs = rest.is_some_and(|rest| rest.labels.as_ref() == Some(labels));
             self.range.contains(*id) && (was_theirs || all.contains(id))
         });
         let mut seen = BTreeSet::new();
         all.splice(0..0, here);
         all.retain(|id| seen.insert(*id) && !self.is_of_others(*id, labels, now));
-        Some(all)
+        // A full range is not searched for each label set.
+        let may_have_room = (self.numbers.assigned_len() as u64) < self.range.size();
+        if all.is_empty() && may_have_room {
+            let further = further_candidates(labels, self.range);
+            let free = further.filter(|id| !self.is_of_others(*id, labels, now));
+            all.extend(free.take(FURTHER_CHOICES));
+        }
+        all
     }
 
     fn vanished(&self, labels: &LabelSet) -> bool {
         let here = self.numbers.number_here(labels);
         let rest = here.and_then(|id| self.resting.get(&id));
-        rest.is_some_and(|rest| rest.labels == *labels)
+        rest.is_some_and(|rest| rest.labels.as_ref() == Some(labels))
     }
 
     fn counts(&self) -> Option<ClusterCounts> {

@@ -1,15 +1,18 @@
 //! `CiliumIdentity`: an object of the cluster that gives a label set its number.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use shared_maps::IdentityId;
 
 use crate::labels::LabelSet;
 
-/// Key of the label of objects that agents or `identity assign` made.
+/// Key of the annotation of objects that agents or `identity assign` made. It is no label: Cilium copies the labels
+/// of a pod to the labels of the object that it makes, so that a tenant could mark an object of Cilium as ours.
+pub const MADE_BY: &str = "holdfast.io/made-by";
+/// Key of the label of these objects, for people who list them. It decides nothing.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Value of [`MANAGED_BY`].
+/// Value of [`MADE_BY`] and of [`MANAGED_BY`].
 pub const HOLDFAST: &str = "holdfast";
 
 /// A label set and its number.
@@ -20,12 +23,14 @@ pub struct CiliumIdentity {
     pub labels: LabelSet,
     /// When the object was made, seconds since 1970; documents may not say it.
     pub created: Option<u64>,
-    /// It has the label that Holdfast gives to its objects. Other writers' objects are never deleted.
+    /// It has the annotation [`MADE_BY`] of Holdfast. Other writers' objects are never deleted.
     pub is_ours: bool,
     /// The object's uid; documents may not have one.
     pub uid: Option<Arc<str>>,
     /// It is a document of `--policy-dir`, and no object of the API server.
     pub is_document: bool,
+    /// Another object of the API server with the same labels [counts](Precedence): no node uses this one's number.
+    pub is_duplicate: bool,
 }
 
 /// Where a number comes from.
@@ -84,9 +89,7 @@ impl CiliumIdentity {
     }
 }
 
-/// Whether an object with these labels in its metadata is one that Holdfast made.
-pub(crate) fn is_ours(labels: &BTreeMap<String, String>) -> bool {
-    labels
-        .get(MANAGED_BY)
-        .is_some_and(|value| value == HOLDFAST)
+/// Whether an object with this value of [`MADE_BY`] is one that Holdfast made.
+pub fn is_ours(made_by: Option<&str>) -> bool {
+    made_by == Some(HOLDFAST)
 }

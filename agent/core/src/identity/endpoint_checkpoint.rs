@@ -14,7 +14,7 @@ use shared_maps::IdentityId;
 use super::checkpoint::{self, CheckpointError, Identities};
 use crate::{checksum::Sum, labels::LabelSet};
 
-/// The first file is written again after so many additions at least.
+/// The first file is not written again before there are this many additions.
 const MIN_ADDED: usize = 64;
 
 /// A write of endpoint identities.
@@ -33,7 +33,7 @@ pub enum EndpointWrite {
 pub struct EndpointCheckpoint {
     new: Vec<(IdentityId, LabelSet)>,
     is_due: bool,
-    /// What this run has written; none: the next write is a whole one.
+    /// What this run has written; `None`: the next write is a whole one.
     written: Option<Written>,
 }
 
@@ -47,7 +47,7 @@ struct Written {
 /// First line of the second file.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    /// Checksum of the first file. Additions to another one do not count.
+    /// Checksum of the first file. Additions to another file do not count.
     adds_to: String,
 }
 

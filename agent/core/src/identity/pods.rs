@@ -44,16 +44,25 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn begin(&mut self) {}
     /// The API server answered that these labels have this number. The list of objects has yet to confirm it.
     fn given(&mut self, _labels: &LabelSet, _id: IdentityId, _now: BootTime) {}
+    /// Objects of these numbers were deleted before this agent could see it: no other labels get them for a time.
+    fn rested(&mut self, _ids: &[IdentityId], _now: BootTime) {}
     /// Has label sets that waited too long ask again: they get a number of this node.
     fn waited_too_long(&mut self, _now: BootTime) {}
     /// When [`Self::waited_too_long`] is due.
     fn next_deadline(&self) -> Option<BootTime> {
         None
     }
-    /// The numbers that an object of these labels may have, the first choice first; none if they have one, or
-    /// if no objects are to be made.
-    fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Option<Vec<IdentityId>> {
-        None
+    /// Whether an object of these labels is to be made: they have none.
+    fn lacks(&self, _labels: &LabelSet) -> bool {
+        false
+    }
+    /// The same of the labels that have this number here.
+    fn lacks_object(&self, _id: IdentityId) -> bool {
+        false
+    }
+    /// The numbers that an object of these labels may have, the first choice first.
+    fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Vec<IdentityId> {
+        Vec::new()
     }
     /// Every object is listed, and other nodes accept the numbers of this one from now on: label sets that have
     /// one of the cluster's numbers without an object ask again.
@@ -157,6 +166,11 @@ impl Assigned {
     /// The number that these labels have here, now or before the restart.
     pub(super) fn number_here(&self, labels: &LabelSet) -> Option<IdentityId> {
         self.local.number_of(labels)
+    }
+
+    /// The labels that have this number here.
+    pub(super) fn labels_here(&self, id: IdentityId) -> Option<&LabelSet> {
+        self.local.labels(id)
     }
 
     /// Has label sets ask again.
@@ -292,6 +306,7 @@ mod tests {
             is_ours: false,
             uid: None,
             is_document: true,
+            is_duplicate: false,
         }
     }
 

@@ -54,7 +54,7 @@ pub(crate) struct LocalScopes {
 }
 
 impl LocalScopes {
-    /// `restored` keep their label sets.
+    /// Identities in `restored` keep their numbers for their label sets.
     pub(crate) fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         let (nodes, others): (Vec<_>, Vec<_>) = restored
             .into_iter()

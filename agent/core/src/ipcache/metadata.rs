@@ -31,7 +31,7 @@ pub struct Metadata {
     identities: Vec<(Owner, IdentityId)>,
     /// Intended identity; `None` = no entry.
     pub desired: Option<IdentityId>,
-    /// Identity the datapath has as far as planned; none = no entry.
+    /// Identity that the datapath has as far as planned; `None` = no entry.
     pub realised: Option<IdentityId>,
     /// It holds a reference to `desired`.
     pub held: bool,
@@ -92,7 +92,7 @@ impl Metadata {
         before != self.identities.len()
     }
 
-    /// One owner more says this. True if none did before.
+    /// One more owner says this. True if no owner did before.
     fn add_owner(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         match self.sets.binary_search_by(|(known, _)| known.cmp(&said)) {
@@ -112,7 +112,7 @@ impl Metadata {
         }
     }
 
-    /// One owner less says this. True if none does any more.
+    /// One owner no longer says this. True if no owner does any more.
     fn unsay(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         let Ok(at) = self.sets.binary_search_by(|(known, _)| known.cmp(&said)) else {

@@ -1,4 +1,4 @@
-//! Label sets by owner: of nearly all prefixes there is one, of a shared address thousands.
+//! Label sets by owner: nearly every prefix has one owner, a shared address may have thousands.
 
 use foldhash::HashMap;
 
@@ -112,9 +112,9 @@ pub enum Owner {
     Node,
     /// A local endpoint, at its own address.
     Endpoint(EndpointId),
-    /// A Service, `namespace/name`, of one of its addresses in the cluster.
+    /// A Service, `namespace/name`, for one of its addresses in the cluster.
     Service(Arc<str>),
-    /// A Service, of an address outside that is routed to nodes.
+    /// A Service, for an address outside that is routed to nodes.
     ExternalService(Arc<str>),
     /// An object of another source, by its name there.
     Object(Source, Arc<str>),
@@ -161,8 +161,8 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Where an owner has its knowledge from, the most trusted first: of two values of one label
-/// the former's counts (Cilium `pkg/source`).
+/// Where an owner has its knowledge from, the most trusted first: of two values of one label the one
+/// from the more trusted source counts (Cilium `pkg/source`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// Where the API server is.

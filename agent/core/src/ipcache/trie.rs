@@ -166,7 +166,7 @@ fn read(like: IpNet, bits: u128, len: u8) -> IpNet {
     }
 }
 
-/// Small: on the way to a value a dozen of them are read.
+/// A node is small: on the way to a value a dozen of them are read.
 #[derive(Debug)]
 struct Node {
     bits: u128,
@@ -364,7 +364,7 @@ impl<T> Tree<T> {
         Some(value)
     }
 
-    /// Takes a node without value out if it has fewer than two children.
+    /// Takes a node out if it has no value and fewer than two children.
     fn splice(&mut self, parent: u32, at: u32) -> bool {
         let node = self.node(at);
         if parent == NONE || node.value != NONE {
@@ -423,7 +423,8 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Visits what comes after a prefix, there or not, until `visit` says that it is enough.
+    /// Visits the prefixes after a given one, which need not be there, until `visit` says that it is
+    /// enough.
     fn after<'a>(
         &'a self,
         from: Option<(u128, u8)>,

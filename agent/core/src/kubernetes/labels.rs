@@ -12,7 +12,7 @@ use crate::labels::{K8S, Label, NAMESPACE_KEY};
 
 /// Keys that only the cluster may give: a pod that has such a label does not keep it.
 const CILIUM_KEYS: &str = "io.cilium.k8s.";
-/// Before the key of a namespace's label.
+/// What the key of a namespace's label begins with, at its pods.
 pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels";
 const CLUSTER: &str = "io.cilium.k8s.policy.cluster";
 const SERVICE_ACCOUNT: &str = "io.cilium.k8s.policy.serviceaccount";
@@ -85,8 +85,8 @@ impl LabelFilter {
         }
     }
 
-    /// Whether a label makes an identity: its longest including match is longer than its shortest
-    /// excluding one, or nothing excludes it.
+    /// Whether a label makes an identity. If a rule excludes it, its longest including match has to be
+    /// longer than its shortest excluding one. If no rule matches it, `only_included` decides.
     pub fn keeps(&self, label: &Label) -> bool {
         let (mut included, mut excluded): (usize, Option<usize>) = (0, None);
         for rule in &self.rules {
@@ -120,7 +120,7 @@ impl FromStr for LabelRule {
             Some((source, rest)) => (source, rest),
             None => ("", text),
         };
-        // Cilium has the mark after the source; before it is accepted, too.
+        // Cilium has the `!` after the source; before the source it is accepted, too.
         let (source, before) = match source.strip_prefix('!') {
             Some(source) => (source, true),
             None => (source, false),
@@ -142,7 +142,7 @@ impl FromStr for LabelRule {
 }
 
 impl LabelRule {
-    /// Bytes of the label's key that it matches; none if it does not.
+    /// Bytes of the label's key that it matches; `None` if it does not.
     fn length(&self, label: &Label) -> Option<usize> {
         if self
             .source

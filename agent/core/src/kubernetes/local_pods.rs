@@ -8,7 +8,7 @@ pub type LocalPods = BTreeMap<Arc<str>, LocalPod>;
 /// A pod of this node that has an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPod {
-    /// Its uid; none if its document has none.
+    /// Its uid; `None` if its document has none.
     pub uid: Option<Arc<str>>,
     /// Its addresses; at least one.
     pub addresses: Vec<IpAddr>,

@@ -11,7 +11,7 @@ pub struct ServiceAt {
     pub key: Arc<str>,
     /// Its addresses in the cluster, sorted.
     pub cluster_ips: Vec<IpAddr>,
-    /// Addresses outside of its load balancer, which nodes translate; sorted.
+    /// Outside addresses of its load balancer, which nodes translate; sorted.
     pub load_balancer_ips: Vec<IpAddr>,
     /// Other addresses outside, which its author wrote and nodes translate; sorted.
     pub external_ips: Vec<IpAddr>,
@@ -62,7 +62,7 @@ pub struct PortAt {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BackendAt {
     pub address: IpAddr,
-    /// Port; none = the Service's port.
+    /// Port; `None` = the Service's port.
     pub port: Option<u16>,
     /// It may get new connections.
     pub is_ready: bool,

@@ -3,7 +3,7 @@
 //!
 //! A node has had an agent if its CiliumNode was written by one. Programs and maps stay in force when
 //! that agent is gone. An administrator who takes the node out cleans it up, and sets the label
-//! [`LEFT`] of its CiliumNode. Pure.
+//! [`LEFT`] of its CiliumNode. This part does no input or output.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -142,7 +142,7 @@ mod tests {
         for name in ["n1", "n2", "n3"] {
             put(&mut all, &node(name, &json!({MANAGED_BY: US})));
         }
-        // Another program's node.
+        // The node belongs to another program.
         put(&mut all, &node("n4", &json!({})));
         put(&mut all, &agent("kube-system", "a", US, "n3"));
         assert_eq!(names(&mut all), ["n2"]);

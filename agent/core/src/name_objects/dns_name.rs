@@ -63,7 +63,7 @@ pub fn is_wildcard(name: &str) -> bool {
     name.starts_with(STAR)
 }
 
-/// The name with a star in the place of its first label; a wildcard is its own.
+/// The name with a star in the place of its first label; a wildcard stays as it is.
 pub fn wildcard_of(name: &str) -> String {
     match name.split_once('.') {
         Some((_, rest)) => format!("{STAR}{rest}"),

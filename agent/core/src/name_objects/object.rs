@@ -14,11 +14,11 @@ pub use self::document::{ObjectError, Read};
 pub const API_VERSION: &str = "network.openshift.io/v1alpha1";
 pub const KIND: &str = "DNSNameResolver";
 
-/// Addresses of one name that an object keeps.
+/// Most addresses of one name that an object keeps.
 pub const MAX_ADDRESSES: usize = 1000;
-/// Names that one object keeps.
+/// Most names that one object keeps.
 pub const MAX_NAMES: usize = 250;
-/// Addresses of all names of one object. With [`MAX_NAMES`], and with what an API server adds for
+/// Most addresses of all names of one object. With [`MAX_NAMES`], and with what an API server adds for
 /// each of them, an object stays below 1 MiB.
 pub const MAX_ADDRESSES_OF_OBJECT: usize = 3000;
 
@@ -35,7 +35,7 @@ impl UnixTime {
         Self(self.0.saturating_add(seconds.into()))
     }
 
-    /// Seconds from `earlier` to this; 0 if it is later.
+    /// Seconds from `earlier` to this; 0 if `earlier` is later.
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -97,7 +97,7 @@ impl Resolver {
         }
     }
 
-    /// All addresses of its status of the families that are on, outside `left_out`.
+    /// All addresses of its status that are of a family in use, and not in `left_out`.
     pub fn addresses(&self, wanted: &AddressFilter) -> BTreeSet<IpAddr> {
         let addresses = self.status.names.iter().flat_map(|name| &name.addresses);
         addresses

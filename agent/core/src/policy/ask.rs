@@ -1,5 +1,5 @@
-//! `policy trace`: what documents say of one party that sends to another. Pure: needs neither
-//! endpoints nor a datapath.
+//! `policy trace`: what documents say of one party that sends to another. It needs neither endpoints
+//! nor a datapath.
 
 mod asking;
 
@@ -64,11 +64,11 @@ pub struct Trace {
     /// Destination port, for example `443/TCP`.
     pub port: String,
     pub allowed: bool,
-    /// Everything that has to pass: first `dns`, then `egress`, then `ingress`.
+    /// Every judgement that the traffic has to pass: first `dns`, then `egress`, then `ingress`.
     pub steps: Vec<Step>,
 }
 
-/// One thing that has to pass.
+/// One judgement that the traffic has to pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// `dns`: the sender may ask for the name; `egress`: it may send; `ingress`: the receiver
@@ -82,7 +82,7 @@ pub struct Step {
     /// The first ordered rule that covers the packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<RuleView>,
-    /// Rules that decide, unless that one drops the packet.
+    /// Rules that decide, unless the ordered rule drops the packet.
     pub rules: Vec<RuleView>,
     /// Rules about the other side that are not about this port.
     pub other_ports: Vec<RuleView>,
@@ -160,8 +160,8 @@ impl Outside {
         }
     }
 
-    /// What labels select. A node has an address of each family, as far as a block of all
-    /// addresses means it; those of the agent's own node are judged together.
+    /// What labels select. A node has an address of each family, as far as a block of all addresses
+    /// means it; all addresses of the agent's own node are judged together.
     fn labelled(&self, labels: &LabelSet) -> Vec<Subject> {
         let with = |blocks: &[IpNet]| {
             let blocks = blocks.iter().map(|block| node_cidr_label(*block));

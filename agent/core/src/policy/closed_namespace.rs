@@ -13,7 +13,7 @@ use crate::{
     selector::selector::{CidrSelector, Selector},
 };
 
-/// A document that denies the pods of the namespace all that an EgressFirewall can deny. None if the
+/// A document that denies the pods of the namespace all that an EgressFirewall can deny. `None` if the
 /// refused document is of another kind, or if it does not have the name of an EgressFirewall.
 pub(crate) fn of_refused(error: &PolicyError) -> Option<PolicyDocument> {
     let key = error.key.as_ref()?;

@@ -72,7 +72,7 @@ impl RuleIndex {
         index
     }
 
-    /// Follows a change of the policy, which it is of now; the selectors of both versions are
+    /// Follows a change of the policy. `policy` is its new version; the selectors of both versions are
     /// registered.
     pub(crate) fn follow(
         &mut self,
@@ -105,7 +105,7 @@ impl RuleIndex {
     }
 
     fn remove(&mut self, direction: u8, rule: &Arc<PeerRule>, selectors: &SelectorCache) {
-        // One of those that are equal: which one makes no difference.
+        // Takes one of several equal rules: which one makes no difference.
         let take = |list: &mut Vec<Indexed>| {
             let at = list.iter().position(|(d, r)| *d == direction && r == rule);
             at.map(|at| list.swap_remove(at));

@@ -31,9 +31,9 @@ use crate::{
 
 pub const KIND: &str = "EgressFirewall";
 pub(crate) const API_VERSION: &str = "k8s.ovn.org/v1";
-/// The name that one has in its namespace: so there is one in each.
+/// The only name that an EgressFirewall may have: so each namespace has at most one.
 pub(in crate::policy) const NAME: &str = "default";
-/// Rules that one may have.
+/// Most rules that an EgressFirewall may have.
 const MAX_RULES: usize = 8000;
 
 /// Reads a document; adds to `warnings` the remarks for its author.

@@ -3,7 +3,7 @@
 /// Namespace and name of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::policy) struct Head {
-    /// Its namespace; none = cluster-wide.
+    /// Its namespace; `None` = cluster-wide.
     pub(in crate::policy) namespace: Option<String>,
     pub(in crate::policy) name: String,
 }

@@ -1,6 +1,6 @@
 //! The policy model: which peers may communicate, on which ports, by pods, blocks and names.
 //!
-//! A value of its own; policy map entries and DNS rules are renderings of it
+//! It is a value of its own; policy map entries and DNS rules are renderings of it
 //! ([`super::compute`]).
 
 use std::{ops::Range, sync::Arc};
@@ -28,7 +28,7 @@ pub(crate) struct EndpointPolicy {
 pub(crate) struct Side {
     /// What no rule allows is denied.
     pub enforced: bool,
-    /// Documents that say so, sorted.
+    /// Documents that enforce the direction, sorted.
     pub enforcers: Vec<Arc<str>>,
     /// Ordered rules that are read before the others, by document and in its order: the first
     /// one that covers a packet decides. Only egress has any.
@@ -48,9 +48,9 @@ pub struct SideRule<R = PeerRule> {
 /// Rules that came and went.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Change {
-    /// New in what may be sent.
+    /// Rules about what may be sent.
     pub egress: SideChange,
-    /// New in what may be received.
+    /// Rules about what may be received.
     pub ingress: SideChange,
 }
 
@@ -79,7 +79,7 @@ impl EndpointPolicy {
         policy
     }
 
-    /// Puts a version of a document in the place of the one before; none = it is gone.
+    /// Puts a version of a document in the place of the one before; `None` removes it.
     pub(crate) fn put(
         &mut self,
         key: &str,

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value};
 
 /// The fields of `value` at these paths, such as `spec.containers[].ports`: `[]` stands for each
-/// element of a list. A path to a mapping or list is all of it.
+/// element of a list. A path to a mapping or list keeps all of it.
 pub(super) fn prune(value: &Value, paths: &[&str]) -> Value {
     let mut kept = Value::Null;
     for path in paths {
@@ -43,7 +43,7 @@ fn copy(from: &Value, steps: &[&str], to: &mut Value) {
                 copy(from, rest, to);
             }
         }
-        // Not of the shape that the reader accepts: it has to see that.
+        // The value does not have the shape that the reader accepts: the reader has to see that.
         (_, from) if !from.is_object() => to.clone_from(from),
         (_, from) => copy(from, rest, to),
     }

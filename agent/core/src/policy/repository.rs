@@ -13,7 +13,7 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// Without documents. `mode` is that of endpoints that have none of their own.
+    /// A repository without documents. `mode` is that of endpoints that have none of their own.
     pub fn new(mode: PolicyMode) -> Self {
         Self {
             documents: BTreeMap::new(),

@@ -20,7 +20,7 @@ pub struct Rule {
     pub subject: LabelSelector,
     pub egress: Direction,
     pub ingress: Direction,
-    /// What of that egress is taken away or passed on, in order: the first rule that covers a
+    /// What of the egress is taken away or passed on, in order: the first rule that covers a
     /// packet decides.
     pub tier: Vec<Arc<TierRule>>,
 }
@@ -38,7 +38,7 @@ pub struct TierRule {
     pub ports: Vec<PortRule>,
 }
 
-/// What a tier does with a packet that a rule of it covers.
+/// What a tier does with a packet that one of its rules covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierAction {
     Deny,
@@ -162,8 +162,8 @@ impl fmt::Display for PortRule {
 }
 
 impl PortRule {
-    /// Protocol number, first and last port that it means where the receiver has these labels;
-    /// none where it names a port that the receiver does not have.
+    /// Protocol number, first and last port that it means where the receiver has these labels; empty
+    /// where it names a port that the receiver does not have.
     pub fn at(&self, receiver: Option<&LabelSet>) -> impl Iterator<Item = (u8, u16, u16)> {
         let (range, only) = match &self.ports {
             Ports::Range(first, last) => (Some((*first, *last)), None),
@@ -217,8 +217,8 @@ impl Rule {
 }
 
 impl PeerRule {
-    /// This rule of egress as rules of which none gives everyone ports by name: only endpoints
-    /// have names for their ports, each its own.
+    /// Splits this rule of egress so that no rule about everyone has ports by name: only endpoints have
+    /// names for their ports, each its own.
     pub(super) fn with_named_ports_of_endpoints(self) -> Vec<Self> {
         let is_named = |port: &PortRule| port.name().is_some();
         if self.peers != Peers::Any || !self.ports.iter().any(is_named) {
@@ -240,7 +240,7 @@ impl PeerRule {
         rules
     }
 
-    /// Selectors of its peers; none for [`Peers::Any`].
+    /// Selectors of its peers; empty for [`Peers::Any`].
     pub fn selectors(&self) -> std::slice::Iter<'_, Selector> {
         match &self.peers {
             Peers::Any => [].iter(),

@@ -121,7 +121,7 @@ impl Verdict {
 #[derive(Clone, Copy, Debug)]
 pub struct Match<'a> {
     pub rule: &'a SideRule,
-    /// Its first selector that selects the peer; none = it is about everyone.
+    /// Its first selector that selects the peer; `None` if it is about everyone.
     pub selector: Option<&'a Selector>,
     /// Labels of the receiver, for names of ports; `None` = no particular receiver.
     pub receiver: Option<&'a LabelSet>,
@@ -139,9 +139,9 @@ pub(crate) struct TierMatch<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Decision<'a> {
     pub verdict: Verdict,
-    /// The first ordered rule that covers the packet. If it drops it, no other rule is read.
+    /// The first ordered rule that covers the packet. If it drops the packet, no other rule is read.
     pub tier: Option<TierMatch<'a>>,
-    /// Rules that agree with the verdict; empty where it comes of there being none.
+    /// Rules that agree with the verdict; empty if the verdict comes from the lack of rules.
     pub by: Vec<Match<'a>>,
     /// An ordered rule with a DNS name, for which the proxy has to see the answer.
     pub observer: Option<TierMatch<'a>>,
@@ -186,7 +186,7 @@ pub struct RuleView {
     /// `allow`, `deny` or `dns` (through the DNS proxy); of ordered rules `tier-deny`, `tier-pass`
     /// or `tier-names` (the proxy has to see answers for it).
     pub says: String,
-    /// The selector of it that is meant; none = the rule is about everyone.
+    /// The selector that selects the peer; `None` if the rule is about everyone.
     pub selector: Option<String>,
     /// Ports; empty = all.
     pub ports: Vec<String>,
@@ -242,7 +242,7 @@ impl RuleView {
             .iter()
             .find_map(|kind| selector.strip_prefix(kind));
         let written = written.unwrap_or(selector);
-        // Parts that no rule of the list means are not written in it.
+        // The parts after `except` are not written in the document.
         let written = written.split(" except ").next().unwrap_or(written);
         let says = match self.says.as_str() {
             TIER_DENY => "Deny",

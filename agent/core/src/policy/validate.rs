@@ -122,7 +122,7 @@ fn direction(spec: &Field<'_>, fields: &DirectionFields, scope: &Scope) -> Check
     })
 }
 
-/// The value of `enableDefaultDeny` for a direction; none if it is not set.
+/// The value of `enableDefaultDeny` for a direction; `None` if it is not set.
 fn default_deny(flags: &Field<'_>, flag: &str) -> Checked<Option<bool>> {
     if flags.value.is_none() {
         return Ok(None);
@@ -132,9 +132,9 @@ fn default_deny(flags: &Field<'_>, flag: &str) -> Checked<Option<bool>> {
     flag.map(|flag| boolean(&flag)).transpose()
 }
 
-/// Checks an element of `egress`, `ingress`, `egressDeny` or `ingressDeny`; none if it is
-/// empty and so allows nothing, two if it means everyone's ports by number and endpoints' ports
-/// by name.
+/// Checks an element of `egress`, `ingress`, `egressDeny` or `ingressDeny`. Gives no rule if the
+/// element is empty and so allows nothing, two rules if it means everyone's ports by number and
+/// endpoints' ports by name.
 fn peer_rules(field: &Field<'_>, section: &Section, scope: &Scope) -> Checked<Vec<PeerRule>> {
     let mut known = vec![
         section.cidr,
@@ -164,7 +164,7 @@ fn peer_rules(field: &Field<'_>, section: &Section, scope: &Scope) -> Checked<Ve
     })
 }
 
-/// Peers of an element, which may name them by one field only; none if it names none.
+/// Peers of an element, which may name them by one field only; `None` if it names no peers.
 fn chosen_peers(element: &Field<'_>, section: &Section, scope: &Scope) -> Checked<Option<Peers>> {
     let mut peers = None;
     let names = [
@@ -316,7 +316,7 @@ pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     found
 }
 
-/// Whether the peers include pods whose namespace no label says.
+/// Whether the peers include pods of every namespace, because no label names one.
 fn is_of_every_namespace(peers: &Peers) -> bool {
     let Peers::Selectors(list) = peers else {
         return false;

@@ -184,7 +184,7 @@ impl SelectorCache {
         self.identities.keys().copied()
     }
 
-    /// Labels of an identity; none if it is unknown.
+    /// Labels of an identity; `None` if it is unknown.
     pub fn labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.identities.get(&id).map(|subject| &subject.labels)
     }

@@ -1,4 +1,4 @@
-//! Which selectors may select an identity, and which identities a selector, without asking
+//! Which selectors may select an identity, and which identities a selector may select, without asking
 //! each one: both are indexed by the keys that they have in common.
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::selector::{Operator, Selector, Subject};
 use crate::ipcache::trie::PrefixMap;
 
-/// Things by what a selector asks for, or by what an identity has.
+/// Selectors by what they ask for, or identities by what they have.
 #[derive(Debug)]
 pub(super) struct Index<T> {
     /// Members by key of a label.
@@ -17,7 +17,7 @@ pub(super) struct Index<T> {
     /// Members by key and value of a label, if the value is not empty.
     values: HashMap<Box<str>, HashMap<Box<str>, BTreeSet<T>>>,
     blocks: PrefixMap<BTreeSet<T>>,
-    /// Entries without any of these keys.
+    /// Members without any of these keys.
     rest: BTreeSet<T>,
 }
 
@@ -38,7 +38,7 @@ enum IndexKey<'a> {
     Key(&'a str),
     Value(&'a str, &'a str),
     Block(IpNet),
-    /// None of them: each entry is compared.
+    /// No key at all: each member is compared.
     Anything,
 }
 
@@ -57,7 +57,7 @@ fn keys_of_selector(selector: &Selector) -> Vec<IndexKey<'_>> {
                     Operator::NotIn(_) | Operator::DoesNotExist => None,
                 }
             });
-            // A value says more than a key.
+            // A value narrows the search more than a key.
             keys.min_by_key(|keys: &Vec<_>| keys.iter().any(|c| matches!(c, IndexKey::Key(_))))
                 .unwrap_or_else(|| vec![IndexKey::Anything])
         }
@@ -125,7 +125,7 @@ impl<T: Ord + Copy> Index<T> {
         found
     }
 
-    /// Identities that a selector may select; none = any.
+    /// Identities that a selector may select; `None` = any.
     pub(super) fn identities(&self, selector: &Selector) -> Option<BTreeSet<T>> {
         let mut found = BTreeSet::new();
         for key in keys_of_selector(selector) {

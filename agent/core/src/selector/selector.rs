@@ -88,7 +88,7 @@ impl Selector {
     }
 }
 
-/// The labels that a node's object has, of those of its addresses.
+/// Of the labels of a node's address, those that the node's object has.
 fn node_labels(labels: &LabelSet) -> LabelSet {
     let own = labels.iter().filter(|label| label.source() == NODE);
     LabelSet::new(own.cloned().collect())

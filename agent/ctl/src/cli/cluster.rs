@@ -32,7 +32,7 @@ use super::show::print;
 /// Selects the pods and the DaemonSets of the chart's agents, with programs and with nftables.
 const SELECTOR: &str = "app.kubernetes.io/name in (holdfast-agent, holdfast-netpol)";
 
-/// Asks and prints; fails if a node is not fine.
+/// Asks the agents and prints their answers. Fails if a node is not fine.
 pub(crate) async fn status(args: ClusterStatusArgs) -> Result<()> {
     let (output, parallel) = (args.form.output, usize::from(args.parallel));
     let kubectl = Arc::new(Kubectl::new(args));
@@ -49,7 +49,7 @@ pub(crate) async fn status(args: ClusterStatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// The objects. Without the pods there is nothing to ask; what else is missing is a problem.
+/// Lists the objects. Fails if the pods cannot be listed. If another kind cannot, the report says so.
 async fn listing(kubectl: &Kubectl) -> Result<Cluster> {
     let (pods, nodes, sets) = tokio::join!(
         list::<Pod>(kubectl, &["pods", "--selector", SELECTOR]),
@@ -75,7 +75,7 @@ async fn listing(kubectl: &Kubectl) -> Result<Cluster> {
         );
     }
     if cluster.lacks_pods() {
-        // Only agents in a cluster write these objects, so that their kind may be unknown.
+        // The cluster may not know this kind: only agents with an API server write these objects.
         let label = format!("{LEFT}=true");
         let what = ["ciliumnodes.cilium.io", "--selector", &label];
         let left: Vec<CiliumNode> = list(kubectl, &what).await.unwrap_or_default();

@@ -6,8 +6,8 @@ use agent_core::{
     core::snapshot::IdentityView,
     identity::{
         assign::assign,
-        cluster::candidates,
-        cluster_object::{CiliumIdentity, HOLDFAST, MANAGED_BY},
+        cluster::{candidates, further_candidates},
+        cluster_object::{CiliumIdentity, HOLDFAST, MADE_BY, MANAGED_BY},
     },
     kubernetes::{book::Book, labels::LabelFilter},
     labels::LabelSet,
@@ -77,7 +77,9 @@ fn print_objects(args: &AssignArgs) -> Result<()> {
     }
     let known = known(&documents);
     let range = args.identity_range;
-    let assigned = assign(&sets, &known, |labels| candidates(labels, range))?;
+    let assigned = assign(&sets, &known, |labels| {
+        candidates(labels, range).chain(further_candidates(labels, range))
+    })?;
     print(Output::Yaml, &list(&assigned), Value::to_string)
 }
 
@@ -111,7 +113,9 @@ fn list(assigned: &BTreeMap<IdentityId, LabelSet>) -> Value {
         json!({
             "apiVersion": "cilium.io/v2",
             "kind": "CiliumIdentity",
-            "metadata": {"name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}},
+            "metadata": {
+                "name": id.0.to_string(), "labels": {MANAGED_BY: HOLDFAST}, "annotations": {MADE_BY: HOLDFAST},
+            },
             "security-labels": labels.collect::<BTreeMap<_, _>>(),
         })
     });

@@ -129,7 +129,7 @@ fn status(status: &NetpolStatus) -> String {
     super::show::aligned(&rows)
 }
 
-/// What the kernel has, and how it came to be so.
+/// Size of the kernel's table, its last change, and its repairs.
 fn kernel_table(status: &NetpolStatus) -> String {
     let table = &status.table;
     let changed = match table.changed_seconds {

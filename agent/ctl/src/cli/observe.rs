@@ -19,7 +19,7 @@ use shared_maps::user::monotonic_ns;
 
 use self::{line::line, select::Selection};
 
-/// A packet with its time on the clock of the wall.
+/// A packet with its wall-clock time.
 #[derive(Debug, Serialize)]
 struct Observed<'a> {
     /// RFC 3339, in UTC.
@@ -28,7 +28,7 @@ struct Observed<'a> {
     packet: &'a PacketView,
 }
 
-/// Prints what the agent kept; with `--follow` goes on as packets come.
+/// Prints the packets that the agent kept; with `--follow`, also those that come later.
 pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
     let client = Client::new(args.client.admin_socket());
     let endpoint = match &args.endpoint.endpoint {
@@ -71,7 +71,7 @@ pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
     }
 }
 
-/// The last `number` of them, in their order.
+/// The last `number` packets, in their order.
 fn last_of<'a>(
     packets: impl Iterator<Item = &'a PacketView>,
     number: Option<usize>,

@@ -24,19 +24,19 @@ use holdfast_agent::{
 use nix::unistd::Uid;
 use serde::Deserialize;
 
-/// Bytes of the state at most.
+/// Maximum bytes of the runtime's state.
 const INPUT: u64 = 4 << 20;
 /// Pause between two requests to an agent that does not answer.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The longest time that a container waits for the answer if no document is known to name it. An agent needs a tenth
-/// of a second.
+/// of a second to answer.
 const UNNAMED: Duration = Duration::from_secs(5);
 /// How much later than it promised an agent may answer.
 const GRACE: Duration = Duration::from_secs(2);
-/// The first line of the map of users in the first user namespace.
+/// The fields of `/proc/self/uid_map` in the first user namespace.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
-/// The part of the runtime's state that counts.
+/// The fields of the runtime's state that are used.
 #[derive(Deserialize)]
 struct State {
     id: String,
@@ -46,7 +46,7 @@ struct State {
 /// Succeeds if the container may start.
 pub(super) async fn run(args: &OciHookArgs) -> Result<()> {
     if is_rootless()? {
-        // Its packets are those of the user's own processes, and no interface of the host leads to it.
+        // The container's packets are those of the user's own processes, and no interface of the host leads to it.
         return Ok(());
     }
     let mut input = String::new();
@@ -92,7 +92,7 @@ pub(super) async fn run(args: &OciHookArgs) -> Result<()> {
     }
 }
 
-/// Why a container must not start while no agent answers; none if no document names it.
+/// Why a container must not start while no agent answers; `None` if no document names it.
 fn without_agent(args: &OciHookArgs, State { id, pid }: &State) -> Option<String> {
     let named = match NamedContainers::read(&args.endpoint_store) {
         Ok(named) => named,
@@ -128,7 +128,7 @@ fn without_agent(args: &OciHookArgs, State { id, pid }: &State) -> Option<String
     }
 }
 
-/// Whether the runtime is a user's own: of another user, or of root in a user namespace.
+/// Whether the runtime is rootless: it runs as another user than root, or as root in a user namespace.
 fn is_rootless() -> Result<bool> {
     if !Uid::effective().is_root() {
         return Ok(true);

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &RenderArgs) -> Result<()> {
     }
 }
 
-/// Refuses flags that the form does not use.
+/// Refuses flags that the format does not use.
 fn check(args: &RenderArgs, format: Format) -> Result<()> {
     if args.form.output != Output::Table && !matches!(format, Format::Acl | Format::Sessions) {
         bail!(
@@ -58,7 +58,7 @@ fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
     let nodes = match (of_pod, format) {
         (Some(node), _) => vec![node],
         (None, Format::Rules | Format::Tables) => cluster.nodes(),
-        // What another program reads is about one node.
+        // Each of these files is for another program, and is about one node.
         (None, Format::Nft | Format::Acl | Format::Sessions) => vec![cluster.only_node()?],
     };
     let mut all = String::new();
@@ -102,7 +102,7 @@ fn acls(output: Output, node: &Node, pod: Option<&PodId>) -> Result<()> {
     })
 }
 
-/// Prints an export. One without rows is no text; as JSON it is an empty list.
+/// Prints an export. An export without rows prints no text, or an empty list as JSON.
 fn export(
     output: Output,
     is_empty: bool,

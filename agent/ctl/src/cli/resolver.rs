@@ -1,4 +1,4 @@
-//! `resolver …`
+//! The `resolver` commands.
 
 use anyhow::{Result, bail};
 use daemon::command_line::table::{list, table};
@@ -143,7 +143,7 @@ fn addresses(name: &NameView) -> String {
     list(&shown)
 }
 
-/// Why the look-up gave no address; none if it did.
+/// Why the look-up gave no address; `None` if it gave one.
 fn failure(found: &LookupView) -> Option<String> {
     let (name, servers) = (&found.name, list(&found.servers));
     Some(match found.outcome.as_str() {

@@ -72,7 +72,7 @@ fn enforced(endpoint: &EndpointView) -> String {
     }
 }
 
-/// The same, with the reason.
+/// As [`enforced`], with the reason.
 fn enforced_why(endpoint: &EndpointView) -> String {
     let restricted = endpoint.egress_enforced || endpoint.ingress_enforced;
     let mode = endpoint.enable_policy.as_str();

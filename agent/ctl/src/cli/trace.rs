@@ -23,7 +23,7 @@ use shared_maps::IdentityId;
 
 use super::{policy, show::print};
 
-/// Asks and prints; fails if the packet is dropped.
+/// Prints the trace. Fails if the packet is dropped.
 pub(crate) async fn run(args: &TraceArgs) -> Result<()> {
     let to = receiver(args)?;
     let port = args.destination_port()?;
@@ -59,7 +59,7 @@ fn lacks_port_name(trace: &Trace) -> bool {
     rules.any(RuleView::lacks_port_name)
 }
 
-/// Who receives, with the labels of its named ports.
+/// The receiver, with labels for its named ports.
 fn receiver(args: &TraceArgs) -> Result<String> {
     if args.named_ports.is_empty() {
         return Ok(args.to.peer.clone());
@@ -104,7 +104,7 @@ fn by_files(args: &TraceArgs, to: &str, port: Port) -> Result<Trace> {
     Ok(ask::trace(&repository, &from, &to, port, known))
 }
 
-/// The pod that has an address by the documents: blocks do not mean it.
+/// The pod that has this address according to the documents. Address blocks do not select pods.
 fn pod_at(book: &mut Book, address: IpAddr) -> Option<Subject> {
     let pods = book.changes().pods.into_iter();
     let mut pods = pods.filter_map(|event| match event {

@@ -13,7 +13,7 @@ use holdfast_agent::{
 
 use super::show::print;
 
-/// Asks and prints; fails if packets do not pass, or not at each backend.
+/// Asks the agent and prints its answer. Fails if packets do not pass, or pass at some of the backends only.
 pub(crate) async fn run(args: &WhyArgs) -> Result<()> {
     let mut path = format!(
         "/v1/why?endpoint={}&target={}",

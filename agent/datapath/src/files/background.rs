@@ -97,7 +97,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The next write; none when all are done and no more will come.
+    /// The next write; `None` when all are done and no more will come.
     fn next(&self) -> Option<Write> {
         let mut waiting = self.waiting.lock();
         loop {
@@ -152,7 +152,7 @@ impl Datapath for BackgroundFiles {
     }
 }
 
-/// What is queued is written.
+/// Dropping it writes what is queued.
 impl Drop for BackgroundFiles {
     fn drop(&mut self) {
         self.queue.stop();

@@ -36,7 +36,7 @@ impl PinnedNames {
         Ok(Self(found))
     }
 
-    /// None if neither a pin nor the kernel tells it.
+    /// The program's name; `None` if neither a pin nor the kernel tells it.
     pub(in super::super) fn of(&self, attached: &Attached) -> io::Result<Option<String>> {
         match self.0.get(&attached.link) {
             Some(name) => Ok(Some((*name).to_owned())),
@@ -45,7 +45,7 @@ impl PinnedNames {
     }
 }
 
-/// The name of the program with this number; none if the kernel does not tell it.
+/// The name of the program with this number; `None` if the kernel does not tell it.
 pub(super) fn told(program: u32) -> io::Result<Option<String>> {
     match program_name(program) {
         Err(error) if error.raw_os_error() == Some(Errno::EPERM as i32) => Ok(None),

@@ -14,7 +14,7 @@ pub(crate) const ELEMENT: u16 = 1;
 pub(crate) enum Attribute {
     Value(u16, Vec<u8>),
     Nest(u16, Vec<Attribute>),
-    /// In order, each of them a nest under [`ELEMENT`].
+    /// Elements in order, each of them a nest under [`ELEMENT`].
     List(u16, Vec<Attribute>),
 }
 

@@ -12,7 +12,7 @@ use super::{
     rule,
 };
 
-/// Elements in one message, and verdicts, whose chains may have long names. An attribute ends at 64 KiB.
+/// Most elements in one message, and most verdicts, whose chains may have long names: an attribute ends at 64 KiB.
 const ELEMENTS: usize = 1000;
 const VERDICTS: usize = 100;
 /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_IN`, `NF_INET_FORWARD`; the numbers of `NF_BR_*` are the same.

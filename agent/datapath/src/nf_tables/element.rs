@@ -82,7 +82,7 @@ pub(super) fn new_set(key: Key) -> Vec<Attribute> {
     attributes
 }
 
-/// The same for a verdict map.
+/// Attributes of a verdict map to create.
 pub(super) fn new_map(key: Type) -> Vec<Attribute> {
     let mut attributes = map(key);
     attributes.push(note(key));
@@ -100,7 +100,7 @@ fn note(key: Type) -> Attribute {
     Attribute::Value(SET_USERDATA, note)
 }
 
-/// Elements of a set. A range is two: its first value, and the one behind its last.
+/// Elements of a set. A range is two elements: its first value, and the value after its last.
 pub(super) fn elements(elements: &[Element]) -> Vec<Attribute> {
     let mut attributes = Vec::new();
     for element in elements {
@@ -194,7 +194,7 @@ const fn length(of: Type) -> usize {
     }
 }
 
-/// The elements in lists that the kernel gave; none if one is not of the type of the set.
+/// The elements in lists that the kernel gave; `None` if one is not of the type of the set.
 pub(super) fn read<'a>(
     key: Key,
     lists: impl Iterator<Item = &'a [u8]>,

@@ -22,8 +22,8 @@ pub(crate) struct Register(u32);
 pub(crate) const FIRST: Register = Register(1);
 
 impl Register {
-    /// The place that is so many words of four bytes behind the first, by the number that the kernel lists:
-    /// of the registers of 16 bytes if one begins there (`NFT_REG_1` …), or of those of four (`NFT_REG32_00` …).
+    /// The place `words` words of four bytes behind the first, as the kernel numbers it: a register of 16 bytes if
+    /// one begins there (`NFT_REG_1` …), or else one of four bytes (`NFT_REG32_00` …).
     pub(super) const fn behind(words: u32) -> Self {
         if words.is_multiple_of(4) {
             Self(1 + words / 4)
@@ -181,7 +181,7 @@ pub(super) fn masked(mask: &[u8]) -> Attribute {
     expression("bitwise", data)
 }
 
-/// The rule goes on if the first register compares so with `value`.
+/// The rule goes on if the first register compares with `value` as `is` says.
 pub(crate) fn compare(is: Is, value: &[u8]) -> Attribute {
     // NFTA_CMP_SREG, _OP, _DATA.
     let data = vec![

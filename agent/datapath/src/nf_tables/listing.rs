@@ -29,9 +29,9 @@ pub enum Difference {
     Missing(&'static str, String),
     /// An object is not one of ours.
     Foreign(&'static str, String),
-    /// The rules of a chain are not just those that should be there.
+    /// The rules of a chain are not exactly those that should be there.
     Rules(String),
-    /// The elements of a set or map are not just those that should be there.
+    /// The elements of a set or map are not exactly those that should be there.
     Elements(String),
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The first difference; none if the kernel has just this table.
+/// The first difference; `None` if the kernel has just this table.
 pub(super) fn compare(
     netfilter: &mut Netfilter,
     wanted: &Table,
@@ -57,7 +57,7 @@ pub(super) fn compare(
     match try_compare(netfilter, wanted) {
         Ok(()) => Ok(None),
         Err(Stop::Differs(difference)) => Ok(Some(difference)),
-        // The table, or a set whose elements were listed, went meanwhile.
+        // The table, or a set whose elements were listed, was removed meanwhile.
         Err(Stop::Failed(NftablesError::Refused { source, .. }))
             if source.raw_os_error() == Some(libc::ENOENT) =>
         {
@@ -138,7 +138,7 @@ impl Comparison<'_> {
         nothing_left(&found, Kind::Set)
     }
 
-    /// The kernel lists the rules of a chain in their order.
+    /// Compares the rules of each chain. The kernel lists them in their order.
     fn rules(&mut self) -> Result<(), Stop> {
         let mut found: BTreeMap<String, Vec<Object>> = BTreeMap::new();
         for rule in self.netfilter.list(&self.table.list_rules(None))? {
@@ -191,7 +191,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Whether an object has these attributes, and the optional one only if it is one of them.
+/// Whether an object has these attributes, and the optional attribute only if it is wanted.
 fn is_just(found: &Object, wanted: &[Attribute], optional: u16) -> bool {
     let is_wanted = wanted.iter().any(|wanted| wanted.kind() == optional);
     found.value(optional).is_some() == is_wanted && wanted.iter().all(|wanted| found.has(wanted))

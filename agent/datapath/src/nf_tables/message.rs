@@ -102,7 +102,7 @@ impl Family {
         }
     }
 
-    /// Without this option the kernel has no tables of the family.
+    /// Option without which the kernel has no tables of the family.
     const fn option(self) -> &'static str {
         match self {
             Self::Inet => "CONFIG_NF_TABLES_INET",
@@ -186,7 +186,7 @@ impl TableName<'_> {
         self.message("the reading", GET_TABLE, 0, Vec::new())
     }
 
-    /// A chain that only other chains jump to, or with a hook: see [`base_chain`].
+    /// Creates a chain that only other chains jump to, or one with a hook: see [`base_chain`].
     pub(crate) fn create_chain(self, name: &str, attributes: Vec<Attribute>) -> Message {
         self.named(Kind::Chain, name, NEW_CHAIN, CREATE, attributes)
     }
@@ -195,7 +195,7 @@ impl TableName<'_> {
         self.named(Kind::Chain, name, GET_CHAIN, 0, Vec::new())
     }
 
-    /// A rule behind the others of its chain. `option`: what the kernel needs for its expressions.
+    /// Adds a rule after the others of its chain. `option`: what the kernel needs for its expressions.
     pub(crate) fn append_rule(
         self,
         chain: &str,
@@ -218,14 +218,14 @@ impl TableName<'_> {
         )
     }
 
-    /// The rules of a chain, or of all.
+    /// The rules of a chain, or of all chains.
     pub(crate) fn list_rules(self, chain: Option<&str>) -> Message {
         let chain = chain.map(|chain| Attribute::text(RULE_CHAIN, chain));
         let attributes = chain.into_iter().collect();
         self.message("the list of rules", GET_RULE, 0, attributes)
     }
 
-    /// `id` differs from that of each other set of the batch.
+    /// Creates a set. `id` differs from that of each other set of the batch.
     pub(super) fn create_set(self, name: &str, id: u32, attributes: Vec<Attribute>) -> Message {
         let mut all = vec![Attribute::number(SET_ID, id)];
         all.extend(attributes);

@@ -44,7 +44,7 @@ pub(super) fn read(netfilter: &mut Netfilter, wanted: &Table) -> Result<Table, N
             let attributes = batch::chain(*entry);
             !attributes.is_empty() && attributes.iter().all(|wanted| object.has(wanted))
         };
-        // A chain of another hook is none of the table's: a change to it replaces the table.
+        // A chain with another hook is not one of ours: a change of its entry replaces the table.
         let entry = Entry::ALL.into_iter().find(is_at).unwrap_or(Entry::Jump);
         let found = rules.get(&name).map_or(&[][..], Vec::as_slice);
         let wanted = wanted.chains.get(&name);

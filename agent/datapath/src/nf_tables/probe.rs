@@ -12,7 +12,7 @@ use netpol::render::{
 
 use super::{NftablesError, batch, message::Message, socket::Netfilter};
 
-/// Asks the kernel to check a small table for each part. Nothing is left of them.
+/// Asks the kernel to check a small table for each part. No table is made.
 pub(super) fn probe(netfilter: &mut Netfilter, family: TableFamily) -> Result<(), NftablesError> {
     let samples = match family {
         TableFamily::Inet => samples().to_vec(),

@@ -65,7 +65,7 @@ pub(super) fn option(rule: &Rule) -> &'static str {
     }
 }
 
-/// The list so far, and what it has shown about the packet: a field is read only from a packet that has it.
+/// The expressions so far, and what they have shown about the packet: a field is read only from a packet that has it.
 #[derive(Default)]
 struct Encoder {
     list: Vec<Attribute>,
@@ -77,7 +77,7 @@ impl Encoder {
     fn push(&mut self, expression: &Expression) {
         match expression {
             Expression::Protocol(protocol) => {
-                // nft also writes it behind a condition that implies it.
+                // nft also writes this condition after one that implies it.
                 self.protocol = None;
                 self.protocol(protocol.number());
             }
@@ -142,7 +142,7 @@ impl Encoder {
         };
     }
 
-    /// The fields go to the registers, one behind the other.
+    /// The fields go to the registers, one after the other.
     fn load(&mut self, fields: &[Field]) {
         for field in fields {
             self.demand(*field);
@@ -175,7 +175,7 @@ impl Encoder {
         }
     }
 
-    /// The rule goes on with packets only that have this field.
+    /// Lets the rule go on only with packets that have this field.
     fn demand(&mut self, field: Field) {
         match field {
             Field::Interface | Field::OutInterface | Field::EtherType => {}

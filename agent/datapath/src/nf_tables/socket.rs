@@ -44,7 +44,7 @@ impl Netfilter {
         socket.connect(&SocketAddr::new(0, 0))?;
         // The kernel answers before `send` returns: an answer that is not there will not come.
         socket.set_non_blocking(true)?;
-        // A refusal without the refused message, which may be long.
+        // Refusals come without the refused message, which may be long.
         socket.set_cap_ack(true)?;
         Ok(Self {
             socket,
@@ -96,8 +96,8 @@ impl Netfilter {
         result
     }
 
-    /// The first refusal, or the acknowledgement of the last message. `sequences`: of the start of the batch
-    /// and of the messages.
+    /// The first refusal, or the acknowledgement of the last message. `sequences`: the numbers of
+    /// the start of the batch and of the messages.
     fn result_of(
         &mut self,
         messages: &[Message],
@@ -119,7 +119,7 @@ impl Netfilter {
         }
     }
 
-    /// Lets the kernel accept a batch of so many bytes.
+    /// Lets the kernel accept a batch of this many bytes.
     fn make_room(&mut self, bytes: usize) -> Result<(), NftablesError> {
         if bytes > self.batch {
             // The kernel doubles the number, and the rest is for its own records.
@@ -129,7 +129,7 @@ impl Netfilter {
         Ok(())
     }
 
-    /// One object; none if it is not there.
+    /// One object; `None` if it is not there.
     pub(crate) fn get(&mut self, message: &Message) -> Result<Option<Object>, NftablesError> {
         let mut bytes = Vec::new();
         let sequence = self.next();
@@ -162,7 +162,7 @@ impl Netfilter {
         Err(Errno(Some(libc::EINTR)).of(message))
     }
 
-    /// The same; none if the ruleset changed meanwhile.
+    /// As [`Self::list`]; `None` if the ruleset changed meanwhile.
     fn try_list(&mut self, message: &Message) -> Result<Option<Vec<Object>>, NftablesError> {
         let mut bytes = Vec::new();
         let sequence = self.next();
@@ -192,7 +192,7 @@ impl Netfilter {
 
     fn receive(&mut self) -> Result<Vec<Answer>, NftablesError> {
         let bytes = match self.socket.recv_from_full() {
-            // The last of many refusals were lost. The first are there.
+            // The last ones of many refusals were lost. The first ones are there.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(Vec::new()),
             received => received?.0,
         };
@@ -226,7 +226,7 @@ impl Object {
     }
 }
 
-/// An error number of the kernel's; none if its answer is cut.
+/// An error number of the kernel; `None` if its answer is cut.
 struct Errno(Option<i32>);
 
 impl Errno {

@@ -13,7 +13,7 @@ const CHANGES: u32 = 7;
 pub struct TableEvents {
     socket: TokioSocket,
     table: String,
-    /// Changes of this socket are not reported.
+    /// Port of the socket whose changes are not reported.
     own: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ impl TableEvents {
         })
     }
 
-    /// Without the changes that the [`Connection`](super::Connection) with this port makes.
+    /// Leaves out the changes that the [`Connection`](super::Connection) with this port makes.
     pub fn by_others(self, own: u32) -> Self {
         let own = Some(own);
         Self { own, ..self }

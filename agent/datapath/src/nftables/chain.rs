@@ -29,7 +29,7 @@ impl Chain<'_> {
     }
 }
 
-/// What of a table is missing or changed; none if its rules are in force.
+/// What of a table is missing or changed; `None` if its rules are in force.
 pub(crate) fn check(
     table: TableName<'_>,
     chains: &[Chain<'_>],
@@ -55,7 +55,7 @@ pub(crate) fn check(
 
 /// Messages that make a table in place of what is there under its name.
 pub(crate) fn table(table: TableName<'_>, chains: &[Chain<'_>]) -> Vec<Message> {
-    // To delete what may not be there: make it first.
+    // A table that may not exist is created first, because only a table that exists can be deleted.
     let mut messages = vec![table.create(), table.delete(), table.create()];
     for chain in chains {
         let attributes = chain.attributes();
@@ -67,7 +67,7 @@ pub(crate) fn table(table: TableName<'_>, chains: &[Chain<'_>]) -> Vec<Message> 
     messages
 }
 
-/// Puts the rules that are missing behind those that are there; a table or chain that is missing is made.
+/// Adds missing rules after those that are there, and makes a missing table or chain.
 pub(crate) fn complete(table: TableName<'_>, chains: &[Chain<'_>]) -> Result<(), NftablesError> {
     let mut netfilter = Netfilter::open()?;
     let mut messages = vec![table.create()];

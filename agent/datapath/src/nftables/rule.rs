@@ -104,7 +104,7 @@ impl Rule<'_> {
         Attribute::List(RULE_EXPRESSIONS, list)
     }
 
-    /// Option of the kernel that it needs.
+    /// Option of the kernel that the rule needs.
     pub(crate) fn option(&self) -> &'static str {
         let of_bridge = |condition: &Condition<'_>| matches!(condition, Condition::OfBridge(..));
         match self.conditions.iter().any(of_bridge) {
@@ -137,7 +137,7 @@ impl Way {
     }
 }
 
-/// The kernel has names in as many bytes, filled with zeros.
+/// The kernel has names of interfaces in `IFNAMSIZ` bytes, filled with zeros.
 fn is_named(name: &str) -> Attribute {
     let mut bytes = name.as_bytes().to_vec();
     bytes.resize(libc::IFNAMSIZ, 0);

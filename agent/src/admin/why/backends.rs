@@ -1,4 +1,4 @@
-//! What the agent and the kernel have on the other end of a packet.
+//! What the agent and the kernel know about the other end of a packet.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ pub(super) const fn opposite(direction: FlowDirection) -> FlowDirection {
 }
 
 impl Reader<'_> {
-    /// What another endpoint of this node says of the endpoint in question.
+    /// How another endpoint of this node judges packets from or to the endpoint in question.
     pub(super) async fn receiver(
         &mut self,
         other: EndpointId,

@@ -1,4 +1,4 @@
-//! The walk itself: each hop in words, from what was found. Pure, so that its words are tested.
+//! The walk itself: each hop in words, from what was found. It reads nothing else, so that tests can check the words.
 
 mod asking;
 mod elsewhere;
@@ -23,7 +23,7 @@ pub(super) struct Walk<'a> {
     pub question: &'a Question,
     pub found: &'a Findings,
     pub lxc: &'a Read<Vec<LxcRead>>,
-    /// What is wrong about the endpoint's programs, as the kernel has them.
+    /// Faults of the endpoint's programs in the kernel.
     pub programs: &'a [ProgramFault],
     pub read: &'a [AddressRead],
     /// For a name: an unknown address outside, of each family.
@@ -33,7 +33,7 @@ pub(super) struct Walk<'a> {
     pub now: BootTime,
 }
 
-/// Addresses that pass, and that do not, shown one by one.
+/// Maximum addresses that are shown one by one, of those that pass, and of those that do not.
 const SHOWN: usize = 16;
 
 /// What becomes of packets to one address.
@@ -112,7 +112,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Each address of the target counts.
+    /// The outcome of the whole target is that of its worst address.
     fn outcome(&self, asks: bool, ends: &[End]) -> Outcome {
         let worst = ends.iter().map(|end| end.outcome).min();
         match (asks, worst) {
@@ -184,7 +184,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Documents that restrict the direction; none if it is not restricted.
+    /// Documents that restrict the direction; `None` if it is not restricted.
     fn restricted(&self) -> Option<&[String]> {
         let endpoint = &self.found.endpoint;
         let enforced = match self.question.direction {
@@ -248,7 +248,7 @@ fn hop(name: &str, address: Option<IpAddr>, state: HopState, text: String, remed
     }
 }
 
-/// Nothing is lost by what these hops lack.
+/// Turns missing hops into absent ones, because packets pass without them.
 fn calm(hops: &mut [Hop]) {
     let missing = hops.iter_mut();
     for hop in missing.filter(|hop| hop.state == HopState::Missing) {
@@ -261,7 +261,7 @@ fn first_missing(hops: &[Hop]) -> Option<&Hop> {
     hops.iter().find(|hop| hop.state == HopState::Missing)
 }
 
-/// What is missing after the first may well be there once that one is.
+/// Keeps the remedy of the first missing hop only: it may repair the later ones too.
 fn only_first_remedy(hops: &mut [Hop]) {
     let missing = hops.iter_mut();
     let missing = missing.filter(|hop| hop.state == HopState::Missing);

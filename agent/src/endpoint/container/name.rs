@@ -52,7 +52,7 @@ impl ContainerName {
         self.runtime
     }
 
-    /// Its name within the runtime.
+    /// The container's name within the runtime.
     pub(super) fn name(&self) -> &str {
         &self.name
     }

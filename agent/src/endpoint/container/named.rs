@@ -11,7 +11,7 @@ use crate::endpoint::discover::{Netns, bridge, leading_to};
 /// Extension of a file in the directory of stored endpoints, which a boot does not empty.
 pub(crate) const EXTENSION: &str = "containers";
 
-/// The containers that are not to start without policy.
+/// The containers that must not start without policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedContainers {
     containers: BTreeSet<ContainerName>,
@@ -36,7 +36,7 @@ impl NamedContainers {
         }
     }
 
-    /// What one file says; nothing if it is not there.
+    /// Reads one file; empty if it does not exist.
     pub(crate) fn of_file(path: &Path) -> io::Result<Self> {
         let Some(text) = store::read(path)? else {
             return Ok(Self::default());
@@ -45,7 +45,7 @@ impl NamedContainers {
             .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
     }
 
-    /// Reads the files of all agents in `dir`; without one there are none.
+    /// Reads the files of all agents in `dir`; empty if `dir` does not exist.
     ///
     /// # Errors
     /// A file cannot be read, or another user may write it.
@@ -60,14 +60,14 @@ impl NamedContainers {
         Ok(all)
     }
 
-    /// Adds what another one has.
+    /// Adds the names that `other` has.
     pub(crate) fn add(&mut self, other: &Self) {
         self.containers.extend(other.containers.iter().cloned());
         self.bridges.extend(other.bridges.iter().cloned());
         self.interfaces.extend(other.interfaces.iter().cloned());
     }
 
-    /// Removes what another one has.
+    /// Removes the names that `other` has.
     pub(crate) fn take_out(&mut self, other: &Self) {
         self.containers
             .retain(|name| !other.containers.contains(name));
@@ -76,7 +76,7 @@ impl NamedContainers {
             .retain(|name| !other.interfaces.contains(name));
     }
 
-    /// Whether no container waits for the agent.
+    /// Whether every container may start without the agent.
     pub fn is_empty(&self) -> bool {
         self.containers.is_empty() && self.bridges.is_empty()
     }
@@ -93,8 +93,7 @@ impl NamedContainers {
 
     /// The bridge with a document that the process `pid` is connected to.
     ///
-    /// # Errors
-    /// Its interfaces, or the ports of bridges, cannot be looked for.
+    /// # Errors The process's interfaces, or the ports of bridges, cannot be looked for.
     pub fn bridge_of(&self, pid: u32) -> io::Result<Option<String>> {
         if self.bridges.is_empty() {
             return Ok(None);

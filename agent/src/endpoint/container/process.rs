@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::store;
 
-/// A process of this boot: the kernel gives the number of one that ended to another.
+/// A process of this boot. After its end, another process may get its number, but has another start time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
@@ -25,7 +25,7 @@ impl Process {
         start_time(pid).map(|started| Self { pid, started })
     }
 
-    /// Gone if another process, or none, has the number.
+    /// `Gone` if another process, or none, has the number.
     pub(super) fn runs(&self) -> Lookup<()> {
         match start_time(self.pid) {
             Lookup::Found(started) if started == self.started => Lookup::Found(()),

@@ -12,10 +12,11 @@ use daemon::{lookup::present, regular_file};
 use dns_policy::wall_time;
 use serde::{Deserialize, de::DeserializeOwned};
 
-/// Files of a store of podman's, in each directory `DRIVER-containers`.
+/// Files of podman's store, in each directory `DRIVER-containers`.
 const PODMAN: [&str; 2] = ["containers.json", "volatile-containers.json"];
 const DRIVER: &str = "-containers";
-/// Two changes within this time may have one timestamp: the clock of files has the ticks of the kernel, 10 ms at most.
+/// Two changes within this time may have one timestamp: file timestamps advance with the kernel's tick, 10 ms at
+/// most.
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// The names of one runtime's containers. A file is read again when it has changed.
@@ -29,12 +30,12 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 struct File {
-    /// None: it was changed so shortly before it was read that a later change may have the same version.
+    /// `None`: it was changed so shortly before it was read that a later change may have the same version.
     version: Option<Version>,
     containers: Vec<Named>,
 }
 
-/// Device, inode, bytes, and when it was changed.
+/// Device, inode, size in bytes, and time of the last change in seconds and nanoseconds.
 type Version = (u64, u64, u64, i64, i64);
 
 #[derive(Debug)]

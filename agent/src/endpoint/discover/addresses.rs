@@ -6,11 +6,11 @@
 //! | host side | an address counts if |
 //! |---|---|
 //! | routed | the node routes it to the host-side interface |
-//! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added. Of a container that is found by itself: if the node routes it to the bridge |
+//! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added. For an endpoint that is found by the name of a container or interface: if the node routes it to the bridge |
 //!
 //! The same holds for the MAC of the pod's interface.
 //!
-//! The core refuses addresses of the node and of other endpoints on top of that.
+//! In addition, the core refuses addresses of the node and of other endpoints.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use rtnetlink::{
     packet_route::route::{RouteAttribute, RouteMessage, RouteType},
 };
 
-/// Addresses of one interface that are looked up in the node's routes.
+/// Maximum addresses of one interface that are looked up in the node's routes.
 const MOST: usize = 64;
 
 /// Data about an endpoint's addresses from before its interface is read.
@@ -33,7 +33,8 @@ pub(crate) struct Claims {
     pub named: Vec<IpAddr>,
     /// Where the endpoint was found before.
     pub known: Option<Known>,
-    /// It is found by itself, maybe long after it started: on a bridge it could have chosen any address meanwhile.
+    /// The agent finds the endpoint by the name of a container or interface, maybe long after its start. On a bridge
+    /// it could have chosen any address meanwhile.
     pub by_itself: bool,
 }
 
@@ -46,16 +47,16 @@ pub(crate) struct Known {
     pub addresses: Vec<IpAddr>,
     /// Accepted IPv6 link-local addresses of the pod's interface.
     pub link_locals: Vec<Ipv6Addr>,
-    /// The MAC that counted; all zero: none.
+    /// The MAC that counted; all zero if none did.
     pub mac: [u8; 6],
 }
 
 /// How packets for a pod reach the host side of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostSide {
-    /// By a route of this node.
+    /// Packets reach it by a route of this node.
     Routed,
-    /// By a bridge, or another master of the interface.
+    /// Packets reach it by a bridge, or by another master of the interface.
     Port,
 }
 
@@ -78,7 +79,7 @@ impl Claims {
             (HostSide::Routed, known) => {
                 let known = known.map_or(&[][..], |known| &known.addresses);
                 let mut found = present.to_vec();
-                // The order of a pod's addresses is the pod's: one that counted goes first.
+                // The pod chooses the order of its addresses, so an address that counted before goes first.
                 found.sort_by_key(|address| (address.is_ipv6(), !known.contains(address)));
                 found
             }
@@ -96,8 +97,8 @@ impl Claims {
         self.by_itself && self.named.is_empty() && !is_known
     }
 
-    /// Link-local addresses that may count; `present` is what the pod's interface has now.
-    /// Behind a bridge another pod, or the gateway, may have what the pod chooses later.
+    /// Link-local addresses that may count; `present` is what the pod's interface has now. Behind a bridge, an
+    /// address that the pod chooses later may be that of another pod or of the gateway.
     pub(super) fn link_locals(
         &self,
         side: HostSide,
@@ -111,9 +112,8 @@ impl Claims {
         }
     }
 
-    /// The MAC that counts; `present` is what the pod's interface has now. Behind a bridge another
-    /// machine may have what the pod chooses later, and the bridge would send that machine's frames to
-    /// the pod.
+    /// The MAC that counts; `present` is what the pod's interface has now. Behind a bridge, a MAC that the pod
+    /// chooses later may be that of another machine, whose frames the bridge would then send to the pod.
     pub(super) fn mac(&self, side: HostSide, ifindex: u32, present: [u8; 6]) -> [u8; 6] {
         let known = self.known.as_ref().filter(|known| known.ifindex == ifindex);
         match (side, known) {
@@ -194,10 +194,10 @@ mod tests {
         let present = [ip("10.0.0.53"), ip("10.0.0.7")];
         let candidates = known(7, "10.0.0.7").candidates(HostSide::Port, 7, &present);
         assert_eq!(candidates, [ip("10.0.0.7")]);
-        // Not even if the pod took its own off.
+        // The same holds if the pod removed its own address.
         let candidates = known(7, "10.0.0.7").candidates(HostSide::Port, 7, &present[..1]);
         assert_eq!(candidates, [ip("10.0.0.7")]);
-        // Another interface is another pod: what is there when it is added counts.
+        // Another interface is another pod: the addresses that it has when it is added count.
         let candidates = known(6, "10.0.0.7").candidates(HostSide::Port, 7, &present);
         assert_eq!(candidates, present);
     }

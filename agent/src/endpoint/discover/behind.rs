@@ -56,8 +56,7 @@ pub(super) async fn pair_to(
     Ok((number == Some(behind)).then_some(link))
 }
 
-/// Whether the interface `first` leads to another namespace than `second`. One that is gone
-/// leads nowhere.
+/// Whether the interface `first` leads to another namespace than `second`. An interface that is gone leads nowhere.
 pub(super) async fn lead_apart(handle: &Handle, first: u32, second: u32) -> io::Result<bool> {
     match (
         links::link(handle, first).await,
@@ -81,8 +80,8 @@ pub(super) fn infos(link: &LinkMessage) -> impl Iterator<Item = &LinkInfo> {
     infos.flatten()
 }
 
-/// Whether an interface is one end of a pair: others, of VLANs for example, name the interface
-/// that they use.
+/// Whether an interface is one end of a pair. Other kinds, such as VLANs, name the interface that they use in the
+/// same attribute.
 fn is_pair(link: &LinkMessage) -> bool {
     let pair = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit));
     infos(link).any(pair)
@@ -102,7 +101,7 @@ pub(super) fn kind(link: &LinkMessage) -> String {
     kinds.next().unwrap_or_else(|| "a device".to_owned())
 }
 
-/// Number of the namespace of an interface's peer; none if that is this namespace.
+/// Number of the namespace of an interface's peer; `None` if that is this namespace.
 pub(super) fn namespace_behind(link: &LinkMessage) -> Option<i32> {
     let mut attributes = link.attributes.iter();
     attributes.find_map(|attribute| match attribute {
@@ -111,7 +110,7 @@ pub(super) fn namespace_behind(link: &LinkMessage) -> Option<i32> {
     })
 }
 
-/// Number that the kernel gives to a namespace in this one; none if it has none.
+/// Number that the kernel gives to a namespace in this one; `None` if it has none.
 pub(super) async fn number_of(handle: &Handle, netns: &File) -> io::Result<Option<i32>> {
     let query = RouteNetlinkMessage::GetNsId(named(netns)?);
     let answer = answer(handle, query, NLM_F_REQUEST).await?;
@@ -125,7 +124,7 @@ pub(super) async fn number_of(handle: &Handle, netns: &File) -> io::Result<Optio
     }))
 }
 
-/// Has the kernel give a free number to a namespace in this one. `EEXIST`: it has one.
+/// Has the kernel give a free number to a namespace in this one. `EEXIST`: the namespace has a number.
 pub(super) async fn give_number(handle: &Handle, netns: &File) -> io::Result<()> {
     let mut query = named(netns)?;
     query.attributes.push(NsidAttribute::Id(-1));
@@ -142,7 +141,7 @@ fn named(netns: &File) -> io::Result<NsidMessage> {
     Ok(message)
 }
 
-/// The message that answers a query; none if it is only confirmed.
+/// The message that answers a query; `None` if the kernel only confirms the query.
 async fn answer(
     handle: &Handle,
     query: RouteNetlinkMessage,

@@ -1,8 +1,8 @@
 //! Host-side interfaces that are ports of a bridge (podman, docker, LXC, flannel, k3s).
 //!
-//! A bridge switches what is addressed to a neighbour past the stack. `from_pod` therefore
-//! addresses redirected packets to the node, and the proxy's answers go out through the bridge:
-//! the node must have the pods' network on it.
+//! A bridge forwards frames for a neighbour past the IP stack. `from_pod` therefore addresses redirected packets to
+//! the node, and the proxy's answers go out through the bridge: the node must have an address of the pods' network on
+//! it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -79,7 +79,7 @@ pub(super) async fn led_to(
     Ok(found)
 }
 
-/// Index of the interface that the node reaches an address through; none if it has no route.
+/// Index of the interface through which the node reaches an address; `None` if there is no route.
 async fn route_to(handle: &Handle, address: IpAddr) -> io::Result<Option<u32>> {
     let found = route_query::answer(handle, address).await?;
     let attributes = found.into_iter().flat_map(|route| route.attributes);
@@ -119,7 +119,7 @@ pub(crate) fn ports_by_bridge() -> Result<BTreeMap<String, Vec<(u32, String)>>, 
 
 /// Every interface of this node that is a port of a bridge.
 pub(crate) fn ports() -> Result<BTreeSet<u32>, DiscoverError> {
-    // The namespace only says whose question it is; it is not read.
+    // The namespace is only named in errors; it is not read.
     let node = Netns::Pid(std::process::id());
     on_thread(&node, {
         let node = node.clone();

@@ -25,14 +25,14 @@ pub(crate) enum Way {
     Pair { index: u32, name: String },
     /// A bridge. Which of its ports leads to the address cannot be told by routes.
     Bridge {
-        /// Interface by which packets between its ports come.
+        /// Index of the bridge itself: its ports' packets to each other come by this interface.
         index: u32,
         name: String,
     },
     /// An interface that leads to no pod of this node.
     Elsewhere {
         name: String,
-        /// As the kernel calls it.
+        /// Kind of the interface, as the kernel calls it.
         kind: String,
     },
     /// There is no route.
@@ -66,14 +66,14 @@ pub(crate) async fn way_to(handle: &Handle, address: IpAddr) -> io::Result<Way> 
     if is_by_gateway(&route) {
         return Ok(elsewhere(name));
     }
-    // Behind the uplink of a node that is itself a container are many addresses.
+    // If the node is itself a container, many addresses are behind its uplink, which is also such a pair.
     if leads_elsewhere(&link) && is_of_one(&route, address) {
         return Ok(Way::Pair { index: out, name });
     }
     if is_bridge(&link) {
         return Ok(Way::Bridge { index: out, name });
     }
-    // A VLAN of a bridge.
+    // The way is a VLAN of a bridge.
     if let Some(below) = peer_of(&link)
         && found(handle, below).await?.as_ref().is_some_and(is_bridge)
     {

@@ -12,7 +12,7 @@ pub enum DiscoverError {
     /// The namespace does not exist.
     #[error("{}", no_netns(.0))]
     NoNetns(Netns),
-    /// The file is none of a namespace.
+    /// The file is not a network namespace.
     #[error(
         "{path} is no network namespace ({found}): {netns} must name a file of `ip netns add` or of the \
          container runtime",
@@ -37,7 +37,7 @@ pub enum DiscoverError {
         /// Names of the interfaces in the namespace, as text for the message.
         present: String,
     },
-    /// The interface is no end of a veth pair whose other end is here.
+    /// The interface is not one end of a veth pair whose other end is here.
     #[error(
         "interface {ifname} of network namespace {netns} ({kind}) is not one end of a veth pair whose other end is in this node's own network namespace"
     )]
@@ -47,7 +47,7 @@ pub enum DiscoverError {
         /// Kind of the interface, as the kernel calls it.
         kind: String,
     },
-    /// The host's interface leads nowhere.
+    /// The host's interface does not lead to another namespace.
     #[error(
         "interface {interface} ({kind}) is not one end of a veth pair whose other end is in another network namespace"
     )]
@@ -101,11 +101,11 @@ impl DiscoverError {
         }
     }
 
-    /// Whether it shows nothing about the interface: it could not be looked for.
+    /// Whether the error shows nothing about the interface, because the look-up itself failed.
     pub(crate) fn shows_nothing(&self) -> bool {
         match self {
             Self::Netlink { .. } => true,
-            // The file is no network namespace.
+            // `EINVAL` shows that the file is no network namespace.
             Self::Open { source, .. } => source.raw_os_error() != Some(Errno::EINVAL as i32),
             _ => false,
         }

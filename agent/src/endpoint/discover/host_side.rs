@@ -13,7 +13,7 @@ use super::{
 };
 
 pub(super) struct HostInterface {
-    /// With the MAC of the pod's interface that counts.
+    /// The interface, with the MAC of the pod's side that counts.
     pub(super) interface: PodInterface,
     /// Addresses that were looked at.
     pub(super) candidates: Vec<IpAddr>,
@@ -86,7 +86,7 @@ pub(super) async fn host_side(
     })
 }
 
-/// Addresses that the node reaches by the bridge. Refuses a bridge by which it reaches none.
+/// Addresses that the node reaches through the bridge. Fails if there are none.
 async fn led_to(
     handle: &rtnetlink::Handle,
     netns: &Netns,

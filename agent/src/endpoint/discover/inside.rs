@@ -82,7 +82,7 @@ impl Inside {
         })
     }
 
-    /// Whether an interface in it is the pod's.
+    /// Whether an interface in the namespace is the pod's.
     pub(super) fn is_end(&self, link: &LinkMessage, ifname: &str) -> bool {
         match self.end {
             Some(end) => link.header.index == end,
@@ -117,8 +117,8 @@ impl Inside {
     }
 }
 
-/// Addresses in the namespace that has this number here. `handle` is of a socket with strict checks:
-/// the kernel ignores the number in a query of another one.
+/// Addresses in the namespace that has this number here. `handle` is of a socket with strict checks: without them the
+/// kernel ignores the number in a query.
 pub(super) async fn addresses(
     handle: &Handle,
     number: i32,
@@ -167,7 +167,7 @@ async fn number(handle: &Handle, file: &File) -> io::Result<i32> {
         return Ok(number);
     }
     match behind::give_number(handle, file).await {
-        // The kernel gave it one meanwhile.
+        // The kernel gave the namespace a number meanwhile.
         Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => {}
         given => given?,
     }
@@ -175,8 +175,8 @@ async fn number(handle: &Handle, file: &File) -> io::Result<i32> {
     number.ok_or_else(|| io::Error::other("the kernel gives it no number"))
 }
 
-/// Opens the file of a namespace. Another kind of file is not opened, or is not waited for: the caller
-/// may be of a container runtime that names any path.
+/// Opens the file of a namespace, and refuses any other file without waiting for it: a container runtime may name any
+/// path.
 pub(super) fn open_netns(netns: &Netns) -> Result<File, DiscoverError> {
     let failed = |source| DiscoverError::Open {
         netns: netns.clone(),

@@ -1,4 +1,4 @@
-//! Host-side interfaces that lead to a pod, however little else is known of it.
+//! Host-side interfaces that lead to a pod, found even if its addresses are not known.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -19,8 +19,8 @@ struct PodEnd {
     is_named: bool,
 }
 
-/// Host-side interfaces that lead to the interface `ifname` of `netns`; to all of its interfaces
-/// if none of that name leads here, because the pod may have renamed it.
+/// Host-side interfaces that lead to the interface `ifname` of `netns`. If no interface of that name leads here, the
+/// pod may have renamed it: then those that lead to any of its interfaces.
 pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, DiscoverError> {
     if is_own(netns) {
         return Ok(BTreeSet::new());
@@ -48,8 +48,8 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
     })
 }
 
-/// Names of the interfaces of `netns` by which packets leave it: other ends of pairs, interfaces on top of another
-/// namespace's, devices that were moved there, and those whose packets a process or a tunnel elsewhere sends.
+/// Names of the interfaces of `netns` by which packets leave it: ends of pairs, interfaces on top of one of another
+/// namespace, devices that were moved there, and those whose packets a process or a tunnel elsewhere sends.
 pub(crate) fn ways_out(netns: &Netns) -> Result<Vec<String>, DiscoverError> {
     let of = netns.clone();
     look_inside(netns, async move |inside| {
@@ -96,7 +96,7 @@ async fn pod_sides(
     Ok(found)
 }
 
-/// Whether a namespace is the agent's own: its interfaces lead to others.
+/// Whether a namespace is the agent's own, whose interfaces lead to pods.
 pub(crate) fn is_own(netns: &Netns) -> bool {
     let own = namespace(Path::new("/proc/self/ns/net"));
     own.is_some() && namespace(&netns.path()) == own

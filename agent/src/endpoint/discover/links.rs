@@ -47,7 +47,7 @@ pub(super) async fn name(handle: &Handle, index: u32) -> String {
         .unwrap_or_else(|| format!("interface {index}"))
 }
 
-/// The kernel's own error, if it is one.
+/// The kernel's own error, if the failure is one.
 pub(super) fn failed(error: &Error) -> io::Error {
     match error {
         Error::NetlinkError(message) => io::Error::from_raw_os_error(-message.raw_code()),

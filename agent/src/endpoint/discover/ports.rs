@@ -31,7 +31,7 @@ pub(crate) struct Port {
     pub(crate) index: u32,
     /// Index of its bridge.
     pub(crate) bridge: u32,
-    /// It is one end of a pair of interfaces whose other end is in another namespace.
+    /// Whether the port is one end of a pair of interfaces whose other end is in another namespace.
     pub(crate) leads_elsewhere: bool,
 }
 
@@ -71,7 +71,7 @@ impl Ports {
     }
 }
 
-/// The last address of an interface's network. One of a single address or of a pair has none.
+/// The last address of an interface's network. A network of one or two addresses has no broadcast address.
 fn broadcast(found: &InterfaceAddress) -> Option<Ipv4Addr> {
     let of = |address: Option<&SockaddrStorage>| {
         Some(
@@ -115,8 +115,8 @@ fn tunnel(info: &LinkInfo) -> Option<u16> {
     }
 }
 
-/// Interfaces of a bond or a VRF also have one that controls them. They are no ports, and name nothing
-/// that frames of a bridge have.
+/// The port that a link is, if an interface controls it. Members of a bond or a VRF are included. This does no harm,
+/// because no frame of a bridge names them.
 fn port(link: &LinkMessage) -> Option<Port> {
     let mut attributes = link.attributes.iter();
     let bridge = attributes.find_map(|attribute| match attribute {

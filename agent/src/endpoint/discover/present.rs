@@ -10,7 +10,7 @@ pub(super) struct Present {
 }
 
 impl Present {
-    /// Names that an error gives.
+    /// Maximum names in an error.
     pub(super) const NAMED: usize = 16;
 
     pub(super) fn add(&mut self, name: String) {

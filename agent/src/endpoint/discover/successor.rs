@@ -6,15 +6,15 @@ use tokio_stream::StreamExt as _;
 
 use super::{DiscoverError, Netns, attributes::name_of, behind, inside, links, on_thread};
 
-/// Interfaces of this node, except `known`, that lead to another namespace, and have the name
-/// `ifname` or lead to a namespace that has one of `addresses`. Routes say nothing: without the route
-/// to a pod, its address is routed to the outside.
+/// Interfaces of this node, except `known`, that lead to another namespace, and have the name `ifname` or lead to a
+/// namespace that has one of `addresses`. Routes are no help: once the route to a pod is gone, its address is routed
+/// to the outside.
 pub(crate) fn successors(
     ifname: &str,
     addresses: &[IpAddr],
     known: BTreeSet<u32>,
 ) -> Result<BTreeSet<u32>, DiscoverError> {
-    // The namespace only says whose question it is; it is not read.
+    // The namespace is only named in errors; it is not read.
     let node = Netns::Pid(std::process::id());
     let (ifname, addresses) = (ifname.to_owned(), addresses.to_vec());
     on_thread(&node.clone(), async move |handle| {

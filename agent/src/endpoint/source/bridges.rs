@@ -19,8 +19,8 @@ pub(super) fn is_key(key: &str) -> bool {
 }
 
 impl State {
-    /// Makes a document for each port of a bridge with a document, and removes those of ports that are gone or that
-    /// another document is about. If the ports cannot be listed, they stay as they are.
+    /// Makes a document for each port of a bridge with a document, and removes the documents of ports that are gone
+    /// or that another document is about. If the ports cannot be listed, these documents stay as they are.
     pub(super) fn expand_bridges(&mut self) {
         let documents = self.documents.iter();
         let bridges: Vec<(String, EndpointDocument)> = documents

@@ -29,7 +29,7 @@ pub(super) fn is_key(key: &str) -> bool {
     key.starts_with(PREFIX)
 }
 
-/// Documents of endpoints that were added by command and are restored: their own list is lost.
+/// Documents for restored endpoints that were added by command, when their list is lost.
 pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointDocument> {
     let documents = restored.iter().filter_map(|spec| {
         let (netns, ifname) = spec.key.strip_prefix(PREFIX)?.rsplit_once('/')?;
@@ -42,7 +42,7 @@ pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointD
     documents.collect()
 }
 
-/// A document that gives an endpoint the labels that it has.
+/// A document that gives an endpoint the labels that it has already.
 pub(super) fn document_of(
     spec: &EndpointSpec,
     netns: Option<String>,
@@ -63,7 +63,7 @@ pub(super) fn document_of(
         process: None,
         ifname: ifname.to_owned(),
         labels: own.map(ToString::to_string).collect(),
-        // Its labels of the last run stay, until it is added again.
+        // The endpoint keeps its labels of the last run, until it is added again.
         pod: None,
         named_ports: NamedPorts::of(&labels).texts(),
         addresses: Vec::new(),
@@ -95,7 +95,7 @@ impl CliFile {
         }
     }
 
-    /// Stores files in a directory that a boot does not empty.
+    /// Also stores each endpoint in a directory that a boot does not empty.
     pub fn stored_in(self, store: &Path) -> Self {
         Self {
             store: Some(store.to_owned()),
@@ -113,10 +113,9 @@ impl CliFile {
         self.path.parent().unwrap_or(Path::new("."))
     }
 
-    /// Documents by key, those that were added and are not removed. If the list is lost, those that
-    /// are `stored` stand in. An endpoint of the last run on this boot that is not stored is made
-    /// again from `restored`. A list that was lost while the state directory was not is added to
-    /// `damaged`.
+    /// Documents by key, of endpoints that were added and not removed. If the list is lost, the documents in `stored`
+    /// take its place. An endpoint of the last run on this boot that is not stored is made again from `restored`. A
+    /// list that was lost while the state directory was not is added to `damaged`.
     pub(super) fn read_or_recover(
         &self,
         restored: &[EndpointSpec],
@@ -130,10 +129,10 @@ impl CliFile {
                 let set_aside = damage.set_aside(", and was set aside as");
                 Some(set_aside.map_err(StateFileError::io(&self.path))?)
             }
-            // The last endpoint that is removed leaves a file with none.
+            // If the last endpoint had been removed, there would be a file with an empty list.
             state_file::Content::Absent if of_last_run > 0 => Some("is missing".to_owned()),
             state_file::Content::Absent if stored.is_empty() => return Ok(stored),
-            // There was no endpoint, or the file is lost.
+            // No endpoint was added, or the file is lost.
             state_file::Content::Absent => None,
         };
         let from_store = stored.len();
@@ -254,7 +253,7 @@ mod tests {
             pod_uid: None,
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);
-        // A list that is lost is made again, and a list without endpoints is no lost one.
+        // A lost list is made again; a list without endpoints is not a lost one.
         let dir = tempfile::tempdir().unwrap();
         let file = CliFile::in_dir(dir.path());
         for (is_lost, found) in [(true, 2), (false, 2)] {

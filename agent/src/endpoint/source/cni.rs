@@ -1,6 +1,6 @@
-//! Endpoints that the CNI plugin added: pods, from before their first packet until the container
-//! runtime removes them. The agent's list of them survives its restarts, so a pod keeps its policy
-//! although no source of labels answers.
+//! Endpoints that the CNI plugin added: pods, from before their first packet until the container runtime removes
+//! them. The agent's list of them survives its restarts, so a pod keeps its policy even if no source of labels
+//! answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,7 +48,7 @@ pub(crate) struct AttachmentId {
 }
 
 impl AttachmentId {
-    /// None if one of the two is no name.
+    /// `None` if `container` or `ifname` cannot be a name.
     pub(crate) fn new(container: &str, ifname: &str) -> Option<Self> {
         let is_name = |text: &str, most: usize| {
             (1..=most).contains(&text.len())
@@ -83,7 +83,7 @@ pub(crate) enum AttachError {
     /// The agent does not know its endpoints yet.
     #[error("the agent is starting")]
     Starting,
-    /// The pod cannot be taken yet, and why.
+    /// The pod cannot be put under policy yet; with the reason.
     #[error("the pod is not under policy: {0}")]
     Awaited(String),
     /// There is no address whose packets could be judged.
@@ -103,7 +103,7 @@ pub(crate) enum AttachError {
         /// Name of the switch that the node's end is a port of.
         master: String,
     },
-    /// The pod has another way out.
+    /// The pod has further interfaces, by which packets could pass the policy.
     #[error(
         "the pod has further interfaces to other namespaces ({others}), and only {ifname} can be under \
          policy: remove the plugin that makes them from the chain"
@@ -131,13 +131,13 @@ pub(crate) enum AttachError {
 }
 
 impl AttachError {
-    /// Whether it may succeed within seconds.
+    /// Whether another attempt may succeed within seconds.
     pub(crate) fn is_awaited(&self) -> bool {
         matches!(self, Self::Starting | Self::Awaited(_))
     }
 }
 
-/// The file with the list.
+/// The file with the list of pods.
 #[derive(Clone, Debug)]
 pub(super) struct CniFile {
     path: PathBuf,
@@ -166,8 +166,8 @@ impl CniFile {
         }
     }
 
-    /// Documents by key. If the file is lost, or damaged and set aside, `restored`, the endpoints of
-    /// the last run on this boot, keep the labels that they have. That is added to `damaged`.
+    /// Documents by key. If the file is lost, or damaged and set aside, they are made from `restored`, the endpoints
+    /// of the last run on this boot, with their labels. The loss is added to `damaged`.
     pub(super) fn read(
         &self,
         restored: &[EndpointSpec],
@@ -193,7 +193,7 @@ impl CniFile {
             state_file::Content::Found(content) => {
                 Ok(content.endpoints.into_iter().map(document).collect())
             }
-            // The last pod that ends leaves a file with none.
+            // If the last pod had ended, there would be a file with an empty list.
             state_file::Content::Absent if !restored.iter().any(|spec| is_key(&spec.key)) => {
                 Ok(BTreeMap::new())
             }
@@ -290,13 +290,13 @@ impl EndpointBook {
         Ok(self.enter(&key, document, &netns, spec, namespace)?)
     }
 
-    /// Removes a pod's interface. False if it is not there.
+    /// Removes a pod's interface. Returns false if it is not there.
     pub(crate) fn detach(&self, id: &AttachmentId) -> Result<bool, EndpointError> {
         self.state.lock().remove_pods(&[id.key()], &*self.deliver)
     }
 
-    /// The runtime removes a pod's interface. False if it is not there. The pod in `netns` is not
-    /// taken in any more.
+    /// Removes a pod's interface when the runtime does. Returns false if it is not there. From then on the pod in
+    /// `netns` is not searched for by its address.
     pub(crate) fn end(&self, id: &AttachmentId, netns: &Path) -> Result<bool, EndpointError> {
         let mut state = self.state.lock();
         let found = state.taken_in_at(id, netns);
@@ -305,7 +305,7 @@ impl EndpointBook {
         state.remove_pods(&keys, &*self.deliver)
     }
 
-    /// Removes the interfaces that the runtime does not have. Gives their number.
+    /// Removes the interfaces that the runtime does not have. Returns their number.
     pub(crate) fn detach_others(
         &self,
         valid: &BTreeSet<AttachmentId>,
@@ -313,7 +313,8 @@ impl EndpointBook {
         let valid: BTreeSet<String> = valid.iter().map(AttachmentId::key).collect();
         let mut state = self.state.lock();
         let gone = state.documents.keys();
-        // The runtime's names of pods that ran before are not known: they go with their namespace.
+        // The runtime's names of pods that were found by address are not known: these are removed with their
+        // namespace.
         let gone = gone.filter(|key| key.starts_with(PREFIX) && !valid.contains(*key));
         let gone: Vec<String> = gone.cloned().collect();
         state.remove_pods(&gone, &*self.deliver)?;

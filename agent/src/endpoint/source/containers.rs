@@ -13,7 +13,7 @@ use crate::endpoint::{
 /// A container that is about to start: its network is there, and its program does not run yet.
 #[derive(Debug)]
 pub(crate) struct ContainerStart {
-    /// The runtime's name of it.
+    /// The runtime's id of the container.
     pub(crate) id: String,
     /// Process that becomes the container's first one.
     pub(crate) pid: u32,
@@ -34,7 +34,7 @@ pub(crate) enum StartError {
         "the agent has not read the documents of endpoints yet; `holdfast-agent status` says why if that lasts"
     )]
     Starting,
-    /// It may have the name of one with a document.
+    /// The container may have a name that a document names.
     #[error(
         "the container {0} is not in podman's store, so its name is not known: documents name containers, \
          and it may be one of them. A container with --rootfs has no name there; of another store, give \
@@ -194,7 +194,8 @@ impl State {
             .collect()
     }
 
-    /// Finds the process of each container that a document names. If that cannot be looked for, it stays as it was.
+    /// Finds the process of each container that a document names. A document whose container cannot be looked for
+    /// stays as it was.
     pub(super) fn locate_containers(&mut self) {
         self.containers_failure = None;
         for document in self.documents.values_mut() {

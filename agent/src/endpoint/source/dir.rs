@@ -27,8 +27,7 @@ pub(super) struct Listing {
     pub documents: BTreeMap<String, Result<EndpointDocument, EndpointError>>,
     /// When each file `dir/<file>` was written last.
     pub written: BTreeMap<String, SystemTime>,
-    /// Files `dir/<file>` that cannot be read to their end: further documents of theirs are
-    /// not known.
+    /// Files `dir/<file>` that cannot be read to their end: they may have further documents.
     pub torn: BTreeSet<String>,
 }
 
@@ -50,8 +49,8 @@ pub(super) fn open(dir: &Path, state: &Path, damaged: &mut Vec<String>) -> Docum
     DocumentDir::stored(dir, state.join(READ_FROM), damaged)
 }
 
-/// Reads the documents of `dir`. `known` are keys of documents that were read before: a file of
-/// theirs that is not listed is gone only if it does not exist.
+/// Reads the documents of `dir`. `known` are keys of documents that were read before. If the listing lacks the file
+/// of such a document, the document is gone only if the file does not exist.
 pub(super) fn read<'a>(
     dir: &mut DocumentDir,
     known: impl Iterator<Item = &'a String>,

@@ -60,8 +60,8 @@ pub struct EndpointDocument {
     /// Labels, `source:key[=value]`. Exactly one of `labels` and `pod`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// The pod that it is, `namespace/name`: labels and named ports are those of its Pod document,
-    /// and follow it.
+    /// The pod that the endpoint is, `namespace/name`: its labels and named ports are those of the Pod document, and
+    /// change with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// Ports that policies may call by a name, `name=port[/protocol]`.
@@ -70,7 +70,7 @@ pub struct EndpointDocument {
     /// The only addresses that may count; empty = those that the interface has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
-    /// When it is restricted; none = as the agent's `--enable-policy` says.
+    /// When the endpoint is restricted; `None` = as the agent's `--enable-policy` says.
     #[serde(
         rename = "enable-policy",
         default,
@@ -83,7 +83,7 @@ pub struct EndpointDocument {
     /// Uid of `pod`; no document has it.
     #[serde(skip)]
     pub uid: Option<String>,
-    /// When the agent found the pod, which ran before, nanoseconds since 1970; no document has it.
+    /// When the agent found a pod that had started without it, nanoseconds since 1970; no document has it.
     #[serde(skip)]
     pub taken_in: Option<u64>,
 }
@@ -97,7 +97,7 @@ pub(super) enum Addresses {
     Present,
 }
 
-/// What a look at a pod shows.
+/// The result of a look at a pod.
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) spec: EndpointSpec,
@@ -113,7 +113,7 @@ fn is_pod(text: &str) -> bool {
     parts.is_some_and(|(namespace, name)| part(namespace) && part(name))
 }
 
-/// As the kernel has it (`dev_valid_name`).
+/// The same rule as in the kernel (`dev_valid_name`).
 fn is_interface_name(name: &str) -> bool {
     let is_refused = |c: char| c == '/' || c == ':' || c.is_whitespace();
     (1..IFNAMSIZ).contains(&name.len()) && !matches!(name, "." | "..") && !name.contains(is_refused)
@@ -151,7 +151,7 @@ pub enum EndpointError {
          labels it then has"
     )]
     NoLabels,
-    /// Labels or named ports beside a pod.
+    /// Labels or named ports are given beside a pod.
     #[error("{0} stands beside pod; remove it: the Pod document has the {0}")]
     BesidePod(&'static str),
     /// The value of `pod` is not `namespace/name`.
@@ -227,12 +227,12 @@ fn how_to_resolve(other: &str) -> String {
 }
 
 impl EndpointError {
-    /// Whether it shows nothing about the interface: it could not be looked for.
+    /// Whether the error shows nothing about the interface, because the look-up itself failed.
     pub(crate) fn shows_nothing(&self) -> bool {
         matches!(self, Self::Discover(error) if error.shows_nothing())
     }
 
-    /// Whether it may pass within a moment by itself.
+    /// Whether the error may go away by itself within a moment.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -242,7 +242,7 @@ impl EndpointError {
 }
 
 impl EndpointDocument {
-    /// Reads a document; none if it is empty.
+    /// Reads a document; `None` if it is empty.
     pub(super) fn read(value: Value) -> Result<Option<Self>, EndpointError> {
         let mut fields = value
             .as_object()
@@ -281,7 +281,7 @@ impl EndpointDocument {
             (None, None, None, Some(interface)) if self.bridge.is_none() => {
                 Ok(Netns::Behind(interface.clone()))
             }
-            // Each of its ports has a document of its own.
+            // A document about a bridge is never resolved: each port has a document of its own.
             (None, None, None, None) if self.bridge.is_some() => {
                 Ok(Netns::Behind(self.bridge.clone().unwrap_or_default()))
             }
@@ -289,12 +289,12 @@ impl EndpointDocument {
         }
     }
 
-    /// Whether its interface is found again by a name of the runtime or of the host, wherever it was before.
+    /// Whether the interface is found again by a container's or an interface's name, wherever it was before.
     pub(super) fn returns_by_name(&self) -> bool {
         self.container.is_some() || self.interface.is_some()
     }
 
-    /// Whether the container or the interface that it names is not there.
+    /// Whether the container or the interface that the document names is not there.
     pub(super) fn is_awaited(&self) -> bool {
         match &self.interface {
             Some(interface) => {
@@ -343,8 +343,8 @@ impl EndpointDocument {
         self.namespace()
     }
 
-    /// Finds its interface. `before` is where the endpoint was found last, if that interface is
-    /// still there.
+    /// Finds the interface of the document. `before` is where the endpoint was found last, if that interface is still
+    /// there.
     pub(super) fn resolve(
         &self,
         key: &str,
@@ -353,7 +353,7 @@ impl EndpointDocument {
         Ok(self.look(key, before, Addresses::Known)?.spec)
     }
 
-    /// As [`Self::resolve`], with what else is known of the pod.
+    /// As [`Self::resolve`], with everything else that the look shows about the pod.
     pub(super) fn look(
         &self,
         key: &str,
@@ -378,7 +378,7 @@ impl EndpointDocument {
             |before: &&EndpointSpec| before.interface.ifindex != found.interface.ifindex;
         let elsewhere = before.filter(is_elsewhere);
         if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
-            // The number belongs to another process now: the namespace that was meant lives on.
+            // The number belongs to another process now, but the namespace that the document meant still exists.
             return Ok(Resolved {
                 spec: self.relabelled(before.clone())?,
                 others: Vec::new(),
@@ -423,7 +423,7 @@ impl EndpointDocument {
         })
     }
 
-    /// Its labels with those that the agent makes.
+    /// The document's labels, with the labels that the agent makes.
     fn all_labels(&self) -> Result<Vec<String>, EndpointError> {
         let mut made = NamedPorts::parse(&self.named_ports)?.labels();
         made.extend(self.enable_policy.map(PolicyMode::label));

@@ -20,7 +20,7 @@ struct Located {
 }
 
 impl State {
-    /// Follows what is not settled and due.
+    /// Follows documents that are not settled and are due.
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
         self.forget_ended_pods(deliver);
         self.locate_containers();
@@ -70,8 +70,8 @@ impl State {
             .settle(|document| unknown || wanted.contains(document));
     }
 
-    /// Resolves a document. An endpoint that cannot be found again is unchanged while its interface
-    /// exists, and also without it while its namespace cannot be looked at.
+    /// Resolves a document. An endpoint that cannot be found again stays unchanged while its interface exists, or
+    /// while its namespace cannot be looked at.
     pub(super) fn follow(&mut self, key: &str, deliver: &Deliver) {
         let before = self.still_there(key);
         let Some(document) = self.documents.get(key).cloned() else {
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// The container or the interface that a document names is not there: the endpoint comes with it.
+    /// The container or the interface that a document names is not there: its endpoint is made when it comes.
     fn await_return(&mut self, key: &str, deliver: &Deliver) {
         self.marks.stale.remove(key);
         self.problems.unresolved.remove(key);
@@ -184,7 +184,7 @@ impl State {
             self.gated
                 .close(key, spec.interface.ifindex, Until::Attached);
         }
-        // The document is the same, and the namespace of that name is another one.
+        // The document is the same, but its name stands for another namespace.
         let replaced = |before: &EndpointSpec| {
             let netns = document.namespace().ok();
             let netns = netns.filter(|netns| netns.to_string() == before.netns);
@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// Whether there is an interface with the number of an endpoint's.
+    /// Whether there is an interface with the number of the endpoint's interface.
     fn has_successor(&self, key: &str) -> bool {
         let found = self.found.get(key);
         found.is_some_and(|found| {
@@ -278,8 +278,8 @@ impl State {
         self.gated.resolved(key, ifindex);
     }
 
-    /// Closes the interfaces that lead to the pod of a document that cannot be resolved, except
-    /// those of endpoints. Gives the names of those that are closed.
+    /// Closes the interfaces that lead to the pod of a document that cannot be resolved, except those of endpoints.
+    /// Returns the names of the closed ones.
     fn close_unresolved(
         &mut self,
         key: &str,
@@ -294,11 +294,11 @@ impl State {
         self.close(key, leading)
     }
 
-    /// Closes these interfaces, and those that take the place of the endpoint's, except those of
-    /// endpoints. Gives the names of those that are closed.
+    /// Closes the interfaces `leading`, and those that take the place of the endpoint's interface. Interfaces of
+    /// endpoints are left out. Returns the names of the closed ones.
     fn close(&mut self, key: &str, leading: Result<BTreeSet<u32>, DiscoverError>) -> Vec<String> {
         let successors = self.successors(key);
-        // A pod that is closed must not open itself by another address.
+        // A pod that is closed must not open itself by a change of its address.
         let mut stay = self.place_left(key).is_some();
         let mut interfaces = BTreeSet::new();
         for found in [leading, successors] {

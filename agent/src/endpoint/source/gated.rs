@@ -6,13 +6,13 @@ use agent_datapath::closed::{Closed, DocumentHash, Gate, Why};
 
 use super::interfaces::Interfaces;
 
-/// Until when an interface is closed. Each ends as well when the interface or the document goes.
+/// The event that opens a closed interface. The end of the interface or of the document opens it as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
     Found,
     /// The endpoint's programs are attached.
     Attached,
-    /// The end of the interface: it leads to a namespace that was replaced under its name.
+    /// The interface is gone. It leads to a namespace that was replaced under its name.
     Gone,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Gated {
     closed: BTreeMap<DocumentHash, BTreeMap<u32, Until>>,
     /// Interfaces that could not be closed or opened, so that each is logged once.
     failed: BTreeSet<u32>,
-    /// Why names of interfaces are not closed.
+    /// Why interfaces could not be closed by name.
     names_failure: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Gated {
         }
     }
 
-    /// Closes the interfaces of these names, and of no others, unless they are endpoints'.
+    /// Closes exactly the interfaces with these names, except those of endpoints.
     pub(super) fn close_names(&mut self, interfaces: &BTreeSet<String>) {
         let closed = self
             .gate
@@ -71,7 +71,7 @@ impl Gated {
         });
     }
 
-    /// Why names of interfaces are not closed: for `status`.
+    /// Why interfaces could not be closed by name: for `status`.
     pub(super) fn names_failure(&self) -> Option<String> {
         self.names_failure.clone()
     }
@@ -87,8 +87,8 @@ impl Gated {
         self.closed.values().map(BTreeMap::len).sum()
     }
 
-    /// Closes an interface. One that has the programs of an endpoint stays as it is, unless it
-    /// leads to a namespace that was replaced. False: it is not closed.
+    /// Closes an interface. An interface that has the programs of an endpoint stays as it is, unless it leads to a
+    /// namespace that was replaced. Returns false if it is not closed.
     pub(super) fn close(&mut self, key: &str, ifindex: u32, until: Until) -> bool {
         let Some(gate) = &mut self.gate else {
             return false;
@@ -118,7 +118,7 @@ impl Gated {
         true
     }
 
-    /// The document is not resolved, and exactly `leading` are closed for it.
+    /// The document is not resolved: exactly `leading` are closed for it. Returns the names of the closed ones.
     pub(super) fn unresolved(&mut self, key: &str, leading: &BTreeSet<u32>) -> Vec<String> {
         self.open_others(key, leading);
         let closed = leading.iter();
@@ -148,7 +148,7 @@ impl Gated {
 
     /// The document is resolved to an interface, which opens once its programs are attached.
     pub(super) fn resolved(&mut self, key: &str, ifindex: u32) {
-        // Also one that another document has left, or this one before: it leads to what this document names now.
+        // This includes an interface that was closed for another document, or for an earlier text of this one.
         for closed in self.closed.values_mut() {
             if let Some(until) = closed.get_mut(&ifindex) {
                 *until = Until::Attached;
@@ -170,7 +170,7 @@ impl Gated {
         }
     }
 
-    /// Opens what is due: under policy, certainly gone, or of a document that is not wanted any more.
+    /// Opens interfaces that are due: under policy, certainly gone, or of a document that is not wanted any more.
     pub(super) fn settle(&mut self, is_wanted: impl Fn(&DocumentHash) -> bool) {
         let Some(gate) = &mut self.gate else {
             return;

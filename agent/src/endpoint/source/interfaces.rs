@@ -8,8 +8,8 @@ use shared_maps::user::InterfaceNames;
 
 use crate::endpoint::discover::Netns;
 
-/// Device and inode of a network namespace. An inode may be used again once the namespace is
-/// gone, and its interfaces with it.
+/// Device and inode of a network namespace. The inode may be used again once the namespace and its interfaces are
+/// gone.
 pub(super) type NamespaceId = (u64, u64);
 
 /// Looks for interfaces of this network namespace. Clones share one socket.
@@ -69,7 +69,7 @@ impl State {
     }
 }
 
-/// Which namespace a name stands for now. A number of a process names none: another process may
+/// Which namespace a name stands for now. The number of a process does not identify one, because another process may
 /// get it.
 pub(super) fn namespace_id(netns: &Netns) -> Lookup<NamespaceId> {
     if let Netns::Pid(_) = netns {

@@ -1,4 +1,4 @@
-//! Endpoints whose interface is gone while they are wanted: their containers may be started again.
+//! Endpoints that are wanted, but whose interface is gone: their containers may be started again.
 //!
 //! A container that is started again has a new network namespace and a new interface, which is open
 //! until it is an endpoint. An interface that takes the place of the endpoint's (the same name, or one
@@ -15,7 +15,7 @@ impl State {
     /// Where an endpoint was found last on this boot, if it is wanted and not found now.
     pub(super) fn place_left(&self, key: &str) -> Option<&Place> {
         let document = self.documents.get(key)?;
-        // It is found by its name wherever it comes again.
+        // Such an endpoint is found by name, wherever it comes again.
         if cni::is_key(key) || document.returns_by_name() {
             return None;
         }
@@ -34,7 +34,8 @@ impl State {
         let Some(place) = found.and_then(|found| Place::of(&found.spec)) else {
             return;
         };
-        // The next run of the agent must know it. That of an endpoint that was added is stored.
+        // The next run of the agent must know the place. For an endpoint that was added by command, it is already
+        // stored.
         if let Some(document) = self.documents.get(key).filter(|_| dir::is_key(key)) {
             self.store.set(key, document, Some(place.clone()));
         }
@@ -51,8 +52,8 @@ impl State {
         successors(&place.interface, &place.addresses, known)
     }
 
-    /// The endpoint that a new one is instead of: it was added by command with the same labels, its
-    /// namespace is gone, and the new one has its place, or it was added before the boot.
+    /// The endpoint that a new one replaces: it was added by command with the same labels, its namespace is gone, and
+    /// the new one has its place, or it was added before the boot.
     pub(super) fn replaced_by(
         &self,
         key: &str,
@@ -93,7 +94,7 @@ impl State {
     }
 }
 
-/// The reason why an endpoint is gone, with what of its pod is closed and open, and what to do.
+/// The reason why an endpoint is gone, which of its pod's interfaces are closed or open, and the remedy.
 pub(super) fn with_remedy(
     reason: &str,
     key: &str,

@@ -1,5 +1,5 @@
-//! Looks at endpoints again whose interface is still there: a pod changes its interfaces without an
-//! event on the node.
+//! Looks again at endpoints whose interface is still there: a pod can change its interfaces without an event on the
+//! node.
 
 use std::{collections::BTreeMap, net::IpAddr, ops::Bound};
 
@@ -76,8 +76,8 @@ fn listed(addresses: &[IpAddr]) -> String {
     addresses.join(", ")
 }
 
-/// Addresses that a pod's interface has in place of the endpoint's: of a family of which the endpoint
-/// has none, or one that the interface does not have any more.
+/// Addresses that a pod's interface has instead of the endpoint's: all those of a family in which the endpoint has no
+/// address, or none that the interface still has.
 fn foreign(own: &[IpAddr], present: &[IpAddr]) -> Vec<IpAddr> {
     let is_used = |address: &&IpAddr| {
         let mut of_family = own.iter().filter(|own| own.is_ipv4() == address.is_ipv4());
@@ -172,8 +172,8 @@ impl State {
 }
 
 impl Found {
-    /// Whether nothing shows that the interface is gone or renamed, or that the document's namespace is
-    /// another one than where it was found.
+    /// False if something shows that the interface is gone or renamed, or that the document names another namespace
+    /// than the one where the endpoint was found.
     pub(super) fn is_settled(
         &self,
         interfaces: &Interfaces,

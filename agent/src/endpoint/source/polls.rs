@@ -11,8 +11,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::EndpointBook;
 use crate::{endpoint::link_events::LinkEvents, watched_dir::WatchedDir};
 
-/// Rest after a poll that an event caused, as a multiple of the time that the poll took: events
-/// that come without end do not take more than a tenth of a processor.
+/// Rest after a poll that an event caused, as a multiple of the time that the poll took: endless events take at most
+/// a tenth of a processor.
 const REST: u32 = 10;
 /// The shortest and the longest rest.
 const SHORTEST: Duration = Duration::from_millis(20);

@@ -1,7 +1,7 @@
 //! Which process a document's number meant when its endpoint was found.
 //!
-//! The kernel gives the number of a process that ended to another one. The boot and the start
-//! time say whether it is the same.
+//! After a process has ended, the kernel gives its number to another one. The boot and the start time say whether it
+//! is the same process.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,7 @@ struct Process {
 /// The process that has a document's number now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// The same as when the endpoint was found, or the first one that is looked at.
+    /// The same process as when the endpoint was found, or the first one that is looked at.
     Same,
     Another,
 }
@@ -57,7 +57,7 @@ impl Process {
         }
     }
 
-    /// Whether nothing shows that it is another process, or that it is in another namespace now.
+    /// Whether both are the same process in the same namespace, as far as is known.
     fn is_same(&self, other: &Self) -> bool {
         let netns = self.netns.zip(other.netns);
         self.pid == other.pid
@@ -71,7 +71,7 @@ impl Process {
 /// without the file, a number would mean any process.
 #[derive(Default)]
 pub(super) struct Processes {
-    /// The file that counts if it is there goes first.
+    /// Paths of the file. The first one that exists counts.
     paths: Vec<PathBuf>,
     known: BTreeMap<String, Process>,
 }
@@ -108,7 +108,7 @@ impl Processes {
         }
     }
 
-    /// The endpoint of a document was found by the number.
+    /// Records that the endpoint of a document was found by the number.
     pub(super) fn found(&mut self, key: &str, pid: Option<u32>) {
         let now = match pid.map(Process::now) {
             Some(Lookup::Unknown(error)) => {
@@ -147,7 +147,7 @@ impl Processes {
     }
 }
 
-/// None if there is no file, or none that can be used.
+/// `None` if there is no usable file.
 fn read(path: &Path, damaged: &mut Vec<String>) -> Option<BTreeMap<String, Process>> {
     let why = match read_or_set_aside(path, |bytes| serde_json::from_slice(bytes)) {
         Ok(known) => return known,

@@ -38,7 +38,7 @@ impl Retries {
         self.0.remove(key);
     }
 
-    /// Forgets those that are not wanted any more.
+    /// Forgets documents that are not wanted any more.
     pub(super) fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
         self.0.retain(|key, _| is_wanted(key));
     }

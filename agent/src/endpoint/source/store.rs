@@ -35,7 +35,7 @@ use crate::{
 
 const VERSION: u32 = 1;
 const EXTENSION: &str = "json";
-/// Characters of an endpoint's key in the name of its file.
+/// Maximum characters of an endpoint's key in the name of its file.
 const NAMED: usize = 100;
 
 /// Where an endpoint was found last.
@@ -49,7 +49,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Where an endpoint is now; none if the boot is not known.
+    /// Where an endpoint is now; `None` if the boot is not known.
     pub(super) fn of(spec: &EndpointSpec) -> Option<Self> {
         Some(Self {
             boot_id: boot_id().ok()?,
@@ -58,7 +58,7 @@ impl Place {
         })
     }
 
-    /// Whether it is of this boot. On another one, other pods have these names and addresses.
+    /// Whether the place is of this boot. On another one, other pods have these names and addresses.
     pub(super) fn is_of_this_boot(&self) -> bool {
         boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
     }
@@ -79,21 +79,21 @@ struct Record {
 /// The files of one agent.
 #[derive(Debug, Default)]
 pub(super) struct EndpointStore {
-    /// None = nothing is stored.
+    /// `None` = nothing is stored.
     dir: Option<PathBuf>,
     state_dir: PathBuf,
     records: BTreeMap<String, Record>,
     /// Why a file is not as it should be, by the key of its endpoint.
     failed: BTreeMap<String, String>,
-    /// Another user may write into the directory: it is not used.
+    /// The directory is not used, because another user may write into it.
     is_refused: bool,
     /// Containers that have a document, as they were written last.
     containers: Option<NamedContainers>,
 }
 
 impl EndpointStore {
-    /// Reads the files in `dir` of the agent with this state directory. One that cannot be read is
-    /// set aside and added to `damaged`, and the others count.
+    /// Reads the files in `dir` of the agent with this state directory. A file that cannot be read is set aside and
+    /// added to `damaged`; the others count.
     pub(super) fn open(dir: Option<&Path>, state_dir: &Path, damaged: &mut Vec<String>) -> Self {
         let state_dir = fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
         let mut store = Self {
@@ -134,12 +134,12 @@ impl EndpointStore {
         place.is_of_this_boot().then_some(place)
     }
 
-    /// The directory; none if it is not used.
+    /// The directory; `None` if it is not used.
     pub(super) fn dir(&self) -> Option<&Path> {
         self.dir.as_deref().filter(|_| !self.is_refused)
     }
 
-    /// The file with the processes of endpoints; none if nothing is stored.
+    /// The file with the processes of endpoints; `None` if nothing is stored.
     pub(super) fn processes(&self) -> Option<PathBuf> {
         Some(processes(self.dir()?, &self.state_dir))
     }
@@ -153,7 +153,7 @@ impl EndpointStore {
         self.failed.keys().cloned().collect()
     }
 
-    /// Stores an endpoint. Without a place it keeps the one where it was found last.
+    /// Stores an endpoint. Without `place`, the stored place stays.
     pub(super) fn set(&mut self, key: &str, endpoint: &EndpointDocument, place: Option<Place>) {
         let Some(dir) = self.dir().map(Path::to_owned) else {
             return;
@@ -201,7 +201,7 @@ impl EndpointStore {
         self.note(key, removed);
     }
 
-    /// What documents named in the last run.
+    /// The names that documents had in the last run.
     pub(super) fn named(&self, damaged: &mut Vec<String>) -> NamedContainers {
         let Some(dir) = self.dir() else {
             return NamedContainers::default();
@@ -217,7 +217,7 @@ impl EndpointStore {
         })
     }
 
-    /// Stores what documents name.
+    /// Stores the names that documents have.
     pub(super) fn set_containers(&mut self, named: &NamedContainers) {
         let Some(dir) = self.dir().map(Path::to_owned) else {
             return;
@@ -262,7 +262,7 @@ impl EndpointStore {
         }
     }
 
-    /// Another user who may write there could add endpoints, with any labels.
+    /// Why the directory is refused: a user who may write there could add endpoints, with any labels.
     fn why_refused(&self) -> Option<String> {
         let dir = self.dir.as_ref()?;
         let own = fs::metadata(dir).ok()?;
@@ -330,12 +330,12 @@ impl State {
                 let place = self.found.get(key).and_then(|found| Place::of(&found.spec));
                 self.store.set(key, document, place);
             }
-            // Its place is stored while it is not found.
+            // An endpoint of another source has a file only while it is not found.
             _ => self.store.remove(key),
         }
     }
 
-    /// The list of the last run is the one that counts.
+    /// Makes the files equal to the list of the last run, which is the one that counts.
     pub(super) fn store_all(&mut self) {
         let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
         keys.extend(self.store.documents().into_keys());
@@ -345,8 +345,7 @@ impl State {
     }
 }
 
-/// What a file says; none if it is gone. One that cannot be read is set aside, except one of a later
-/// release.
+/// Reads a file; `None` if it is gone. A file that cannot be read is set aside, unless a later release wrote it.
 fn read(path: &Path) -> Result<Option<Record>, String> {
     let lost = "if `holdfast-agent endpoint list` lacks the endpoint in it, its pod is open: add it again \
                 (`holdfast-agent endpoint add`)";
@@ -366,7 +365,7 @@ fn write(dir: &Path, path: &Path, record: &Record) -> io::Result<()> {
     write_json(path, record)
 }
 
-/// Makes the directory. It is made when there is something to store.
+/// Makes the directory, once there is something to store.
 pub(super) fn make(dir: &Path) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -375,7 +374,7 @@ pub(super) fn make(dir: &Path) -> io::Result<()> {
     dir.parent().map_or(Ok(()), sync_dir)
 }
 
-/// The extension is not that of an endpoint's file.
+/// The file of processes. Its extension is not that of an endpoint's file.
 fn processes(dir: &Path, state_dir: &Path) -> PathBuf {
     let agent = DocumentHash::of(&state_dir.display().to_string());
     dir.join(format!("{agent}.processes"))
@@ -386,8 +385,8 @@ fn containers(dir: &Path, state_dir: &Path) -> PathBuf {
     dir.join(format!("{agent}.{CONTAINERS}"))
 }
 
-/// Removes the files of the agent with this state directory, and the directory if it is empty then.
-/// Gives how many there were.
+/// Removes the files of the agent with this state directory, and the directory if it is then empty. Returns the
+/// number of endpoints' files.
 pub(crate) fn remove_all(dir: &Path, state_dir: &Path) -> io::Result<usize> {
     let state_dir = fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
     let Some(entries) = present(fs::read_dir(dir))? else {

@@ -1,13 +1,9 @@
 //! Pods that ran before the agent, or started without it: their network namespaces are found by the
 //! pods' addresses.
 //!
-//! ```text
-//!  pods of this node (API) that have no endpoint ─┐
-//!                                                 ├─► same address: endpoint netns/<file>
-//!  eth0 in each namespace of --cni-netns-dir ─────┘
-//! ```
-//! A namespace is looked into only while a pod has no endpoint, and not if it is an endpoint's. The
-//! endpoint is recorded as those of the CNI plugin are, and lives as long as they do.
+//! ```text pods of this node (API) that have no endpoint ─┐ ├─► same address: endpoint netns/<file> eth0 in each
+//! namespace of --cni-netns-dir ─────┘ ``` A namespace is looked into only while a pod has no endpoint, and only if
+//! no endpoint is in it. The endpoint is recorded like those of the CNI plugin, and is removed by the same events.
 
 mod search;
 #[cfg(test)]
@@ -38,8 +34,7 @@ use crate::endpoint::discover::Netns;
 const PREFIX: &str = "netns/";
 /// The interface of a pod, in every container runtime of Kubernetes.
 const IFNAME: &str = "eth0";
-/// A pod may be without an endpoint for so long: its object and its interface come one after the
-/// other.
+/// A pod may be without an endpoint for this long: its object and its interface come one after the other.
 const UNMANAGED_AFTER: Duration = Duration::from_secs(10);
 
 /// Where pods without an endpoint are looked for.
@@ -47,7 +42,7 @@ const UNMANAGED_AFTER: Duration = Duration::from_secs(10);
 pub(crate) struct PodSource {
     /// The pods of this node.
     pub(crate) pods: watch::Receiver<Arc<LocalPods>>,
-    /// Directory of network namespaces; none = pods are not taken in.
+    /// Directory of network namespaces; `None` = pods are not taken in.
     pub(crate) netns_dir: Option<PathBuf>,
 }
 
@@ -65,7 +60,7 @@ pub(crate) struct Unmanaged {
 pub struct StartedOpen {
     /// `namespace/name`.
     pub pod: String,
-    /// When the agent put it under policy, RFC 3339; none = it is not under policy yet.
+    /// When the agent put it under policy, RFC 3339; `None` = it is not under policy yet.
     pub until: Option<String>,
 }
 
@@ -76,8 +71,8 @@ pub(super) struct TakenIn {
     lacking: BTreeMap<Arc<str>, Lacking>,
     /// Namespaces that were looked into, by file.
     looked_into: BTreeMap<String, LookedInto>,
-    /// Namespaces from which the runtime removed the pod, by file. The number alone does not name
-    /// one: the next namespace gets the number of one that is gone.
+    /// Namespaces from which the runtime removed the pod, by file. The namespace's number alone does not identify it:
+    /// when it is gone, the next namespace gets its number.
     removed: BTreeMap<String, NamespaceId>,
     retries: Retries,
 }
@@ -102,7 +97,7 @@ pub(super) fn is_key(key: &str) -> bool {
     key.starts_with(PREFIX)
 }
 
-/// The interface of an endpoint that was found by its pod's address; none if it is another one.
+/// The interface of an endpoint that was found by its pod's address; `None` for any other endpoint.
 pub(super) fn ifname_of(key: &str) -> Option<&'static str> {
     is_key(key).then_some(IFNAME)
 }
@@ -147,7 +142,7 @@ impl EndpointBook {
         all.map(|(pod, until)| StartedOpen { pod, until }).collect()
     }
 
-    /// Key of the endpoint of an attachment: one of a pod that ran before has the key of its
+    /// Key of the endpoint of an attachment. If the endpoint was found by its pod's address, the key is that of the
     /// namespace.
     pub(crate) fn key_of(&self, id: &AttachmentId, netns: Option<&Path>) -> String {
         let state = self.state.lock();
@@ -197,7 +192,7 @@ impl State {
         removed.retain(|_, namespace| there != Some(*namespace));
     }
 
-    /// Notes which pods have no endpoint. Gives those that may be looked for.
+    /// Records which pods have no endpoint. Returns those that may be looked for.
     fn follow_lacking(&mut self, pods: &LocalPods) -> LocalPods {
         let (mut lacking, mut wanted) = (BTreeMap::new(), LocalPods::new());
         for (name, pod) in pods {
@@ -230,7 +225,7 @@ impl State {
         wanted
     }
 
-    /// The endpoint that has an address of a pod, and the pod that it is.
+    /// The key of the endpoint that has an address of a pod, and the pod that this endpoint is.
     fn holder(&self, pod: &LocalPod) -> Option<(&String, Option<&String>)> {
         let mut found = self.found.iter().filter(|(_, found)| !found.superseded);
         let has = |found: &Found| {
@@ -241,7 +236,7 @@ impl State {
         Some((key, found.spec.pod.as_ref()))
     }
 
-    /// Files of namespaces that are no endpoint's and were not removed.
+    /// Files of namespaces that belong to no endpoint, and from which the runtime removed no pod.
     fn free_namespaces(&mut self, dir: &Path) -> Result<BTreeMap<String, NamespaceId>, String> {
         let failed = |error: io::Error| {
             format!(
@@ -282,14 +277,13 @@ struct Present {
 }
 
 impl Present {
-    /// Whether nothing shows that a file is no longer this namespace.
+    /// False only if it is certain that the file is no longer this namespace.
     fn may_be(&self, file: &str, namespace: NamespaceId) -> bool {
         self.found.get(file) == Some(&namespace) || self.unknown.contains(file)
     }
 }
 
-/// Files of network namespaces in a directory. Other files are left out: one that is a FIFO, for
-/// example, would hold up who opens it.
+/// Files of network namespaces in a directory. Other files are left out: opening a FIFO, for example, would block.
 fn namespaces_in(dir: &Path) -> io::Result<Present> {
     let of_namespaces = fs::metadata("/proc/self/ns/net")?.dev();
     let mut present = Present::default();
@@ -315,7 +309,7 @@ fn namespaces_in(dir: &Path) -> io::Result<Present> {
 const NOT_LOOKED_FOR: &str = "no endpoint was added for it; add one (`holdfast-agent endpoint add \
     --pod NAMESPACE/NAME --netns …`), or let the agent find pods with --cni-netns-dir";
 
-/// Whether a document is about this pod, and not about a former one of its name.
+/// Whether a document is about this pod, and not about a former pod of the same name.
 fn is_of(document: &EndpointDocument, name: &str, pod: &LocalPod) -> bool {
     let same = match (&document.uid, &pod.uid) {
         (Some(of_document), Some(of_pod)) => **of_document == **of_pod,

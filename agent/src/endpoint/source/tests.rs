@@ -1,5 +1,4 @@
-//! What a start and a later look deliver of the endpoints of the last run. Interface 1 is `lo` on
-//! every machine.
+//! What becomes of the endpoints of the last run at a start and at later looks. Interface 1 is `lo` on every machine.
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 
@@ -114,7 +113,7 @@ fn a_process_that_has_the_number_of_one_that_ended_does_not_get_its_endpoint() {
     let (book, events) = open(dir.path(), spec);
     stays_ended_at_every_look(&book);
     assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
-    // Another number is another process.
+    // A changed number means another process.
     write(dir.path(), &text(other));
     book.refresh();
     assert_ne!(reason(&book), "");
@@ -137,7 +136,7 @@ fn a_process_that_got_the_number_while_the_agent_was_away_does_not_get_the_endpo
     assert_eq!(*events.lock(), [SourceEvent::Init, SourceEvent::InitDone]);
 }
 
-/// A gate that only remembers.
+/// A gate that only records which interfaces are closed.
 #[derive(Default)]
 struct Remembered(Arc<Mutex<BTreeSet<u32>>>);
 
@@ -176,7 +175,7 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     let closed = Arc::clone(&gate.0);
     let mut gated = Gated::new(Some(Box::new(gate)), Interfaces::default());
     let is = |expected: &[u32]| assert_eq!(*closed.lock(), expected.iter().copied().collect());
-    // Interface 2 has the programs of an endpoint: only one that was left is closed.
+    // Interface 2 has the programs of an endpoint: it is closed only if it was left.
     assert!(!gated.close(KEY, 2, Until::Attached));
     assert!(gated.close(KEY, 1, Until::Attached));
     is(&[1]);
@@ -197,7 +196,7 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     assert_eq!(gated.len(), 1);
 }
 
-/// Every look-up of an interface fails, and not because there is none.
+/// Every look-up of an interface fails for another reason than a missing interface.
 fn blind() -> Interfaces {
     let no_socket = fs::File::open("/dev/null").unwrap();
     Interfaces::through(InterfaceNames::from(OwnedFd::from(no_socket)))

@@ -1,23 +1,23 @@
-//! What documents name, on disk: for the OCI hook, and for the next run of the agent, which may not accept a document
-//! that this one had.
+//! The names in documents, on disk: for the OCI hook, and for the next run of the agent, which may refuse a document
+//! that this run accepted.
 
 use super::{State, bridges, containers::StartError};
 use crate::endpoint::container::{ContainerName, NamedContainers};
 
 impl State {
-    /// Stores what documents name, and closes the interfaces among it.
+    /// Stores what documents name, and closes the interfaces that they name.
     pub(super) fn record_names(&mut self) {
         let named = self.store_names();
-        // Without a listing those of the last run stay closed.
+        // Without a listing, the interfaces that the last run closed stay closed.
         if self.dir.is_none() || self.listing.listed {
             self.gated.close_names(named.interfaces());
         }
     }
 
-    /// Stores what documents name, and what they named before while some of them are not accepted. A file that
-    /// was deleted, or could not be written, is written again.
+    /// Stores what documents name. While some documents are not accepted, what documents named before stays. A file
+    /// that was deleted, or could not be written, is written again.
     pub(super) fn store_names(&mut self) -> NamedContainers {
-        // A port of a bridge is not named: its interface's name goes from one container to the next.
+        // A port of a bridge is not stored: its interface's name goes from one container to the next.
         let documents = self.documents.iter();
         let documents = documents.filter(|(key, _)| !bridges::is_key(key));
         let documents = documents.map(|(_, document)| document);
@@ -35,15 +35,15 @@ impl State {
         if is_listed && listing.torn.is_empty() && listing.refused.is_empty() {
             listing.unread = NamedContainers::default();
         }
-        // From now on it goes with its document.
+        // A name that a document has again is removed with that document.
         listing.unread.take_out(&named);
         named.add(&listing.unread);
         self.store.set_containers(&named);
         named
     }
 
-    /// Refuses the start of a container that no document is about now, if one was that may be among those that are
-    /// not accepted.
+    /// Refuses the start of a container that no document is about now, if a document was about it that may be among
+    /// those that are not accepted.
     pub(super) fn refuse_unread(
         &self,
         name: Option<&ContainerName>,

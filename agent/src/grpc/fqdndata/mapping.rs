@@ -12,7 +12,7 @@ use dns_policy::{
 use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
 use tonic::Status;
 
-/// Whether there is something to learn: Cilium's agent keeps nothing else either.
+/// Whether there is something to learn. Cilium's agent ignores the same reports.
 pub(super) fn is_answer(request: &FqdnMapping) -> bool {
     let response = request
         .metrics_data
@@ -33,8 +33,7 @@ pub(super) fn client(request: &FqdnMapping) -> Result<IpAddr, Status> {
     text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is not an address"))
 }
 
-/// Reads it as an answer to `client`, who is at `place`; `None` if no address of it can be
-/// used.
+/// Reads a report as an answer to `client`, which is at `place`; `None` if no address in it can be used.
 pub(super) fn read(
     request: &FqdnMapping,
     client: IpAddr,

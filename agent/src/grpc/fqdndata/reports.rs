@@ -1,5 +1,5 @@
-//! Answers that the proxies of this service report: each call waits for what becomes of its
-//! answer. All calls share one stream of results.
+//! Answers that the proxies of this service report: each call waits for the result of its answer. All calls share one
+//! stream of results.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -25,14 +25,14 @@ use crate::{
     runner::{CoreAway, CoreHandle},
 };
 
-/// Calls that may wait for their result.
+/// Maximum calls that wait for their result.
 const MAX_WAITING: usize = 16_384;
 /// How long a call may take beyond the response max delay.
 const MARGIN: Duration = Duration::from_millis(50);
-/// How long endpoints are taken to be where they were, seconds: asking per answer would hold
-/// it up twice.
+/// How long a list of endpoints' locations is used, seconds: a request to the core for each answer would hold the
+/// answer up twice.
 const CURRENT: u64 = 1;
-/// Messages of revocations whose acknowledgement may wait for the core.
+/// Maximum messages of revocations whose acknowledgement waits for the core.
 const ACKS: usize = 1024;
 
 /// Calls, and what they need.
@@ -51,7 +51,7 @@ pub(super) struct Reports {
 struct Waiting(Mutex<(u64, BTreeMap<u64, oneshot::Sender<Realised>>)>);
 
 impl Waiting {
-    /// Enters a call; none if too many wait.
+    /// Enters a call; `None` if too many wait.
     fn enter(&self) -> Option<(Waiter<'_>, oneshot::Receiver<Realised>)> {
         let mut waiting = self.0.lock();
         if waiting.1.len() >= MAX_WAITING {
@@ -85,7 +85,7 @@ impl Drop for Waiter<'_> {
 type KnownLocations = (BootTime, Arc<Vec<EndpointLocation>>);
 
 impl Reports {
-    /// With the results that [`Self::dispatch`] takes.
+    /// Registers with the core. Also returns the results, for [`Self::dispatch`].
     pub(super) async fn start(
         core: CoreHandle,
         proxies: Proxies,
@@ -119,7 +119,7 @@ impl Reports {
                 }
             }
         };
-        // The core must not wait for results to be fetched, nor they for the core.
+        // The core must not wait until results are fetched, and results must not wait for the core.
         let acknowledging = async {
             while let Some(ack) = due.recv().await {
                 if self.core.send(ack).await.is_err() {
@@ -145,7 +145,7 @@ impl Reports {
                         }
                     }
                 }
-                // These clients hold no leases. One that is not acknowledged ends in time.
+                // These clients hold no leases. A revocation that is not acknowledged ends in time.
                 ToStream::Revoke(revocations) => {
                     let stream = self.stream();
                     let given_back = revocations.iter().map(|revocation| RevokeAck {
@@ -197,7 +197,7 @@ impl Reports {
         let (asked, locations) = self.locations(oldest).await?;
         let mut realised = self.realise(request, client, &locations).await?;
         if realised == Realised::No(Refusal::EndpointUnknown) && asked < begun {
-            // The client may be newer than what was known.
+            // The client may be newer than the locations that were used.
             let (_, locations) = self.locations(BootTime::now()).await?;
             realised = self.realise(request, client, &locations).await?;
         }

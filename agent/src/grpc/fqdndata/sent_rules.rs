@@ -11,11 +11,10 @@ use agent_core::core::{Directory, state::location::RuleKey};
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
-/// How long rules of an endpoint that went are revoked, seconds: longer than a proxy is away
-/// and comes back as the same process.
+/// How long the rules of a removed endpoint are revoked, seconds: longer than a proxy may be away and come back as
+/// the same process.
 const REVOKED: u64 = 600;
-/// How long the address of an endpoint that went is known, seconds: queries of it may wait in
-/// a proxy's socket.
+/// How long the address of a removed endpoint stays known, seconds: its queries may still wait in a proxy's socket.
 const LINGERS: u64 = 10;
 
 /// Rules and addresses that the agent has sent, over any connection.
@@ -63,7 +62,7 @@ impl SentRules {
         gone.copied().collect()
     }
 
-    /// Notes the addresses of endpoints; gives them, and those that went a moment ago.
+    /// Records the addresses of endpoints. Returns them, with those of endpoints that were removed a moment ago.
     pub(super) fn addresses(&mut self, now: BootTime, directory: &Directory) -> Vec<At> {
         for seen in self.addresses.values_mut() {
             seen.gone.get_or_insert(now);

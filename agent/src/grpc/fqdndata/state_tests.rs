@@ -241,7 +241,7 @@ fn servers_that_no_prefix_has_are_left_out_and_revocations_stay() {
     };
     for (table, left) in [
         (table(Servers::Any, NameRules::All), 10),
-        // What it selects has no prefix at all.
+        // The identity that the rule selects has no prefix at all.
         (only(vec![IdentityId(20_000_000)]), 1),
     ] {
         let mut state = fresh(&table, &directory);

@@ -21,7 +21,7 @@ fn object(app: &str) -> Value {
     json!({
         "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
         "metadata": {
-            "name": "300", "uid": "u", "resourceVersion": "7", "labels": {MANAGED_BY: HOLDFAST},
+            "name": "300", "uid": "u", "resourceVersion": "7", "annotations": {MADE_BY: HOLDFAST},
         },
         "security-labels": {"k8s:app": app},
     })
@@ -50,6 +50,9 @@ async fn cluster_identities_are_made_or_read_and_never_changed() {
         (result, requests),
         (Ok(Made::Created), vec![create.clone()])
     );
+    // A webhook changes the labels.
+    let (result, requests) = made(vec![(201, object("db").to_string())]).await;
+    assert_eq!((result, requests.len()), (Err(Some(422)), 1));
     for (theirs, wanted) in [("web", Made::Found), ("db", Made::Others)] {
         let (result, requests) = made(vec![refusal(409, TAKEN), found(&object(theirs))]).await;
         assert_eq!(result, Ok(wanted), "{theirs}");
@@ -93,9 +96,12 @@ async fn an_object_that_only_a_node_knows_names_it() {
         |is_of_pod| objects.object(IdentityId(300), &set("web"), is_of_pod)["metadata"].clone();
     assert_eq!(
         of(true),
-        json!({"name": "300", "labels": {MANAGED_BY: HOLDFAST}})
+        json!({
+            "name": "300", "labels": {MANAGED_BY: HOLDFAST}, "annotations": {MADE_BY: HOLDFAST},
+        })
     );
-    assert_eq!(of(false)["annotations"], json!({NODE: "n1"}));
+    let of_node = json!({NODE: "n1", MADE_BY: HOLDFAST});
+    assert_eq!(of(false)["annotations"], of_node);
 }
 
 /// What comes of the wish to delete number 300 of web with the uid u, and the number of requests.
@@ -119,7 +125,9 @@ async fn only_an_object_of_agents_that_is_as_it_was_is_deleted() {
     let mut other_uid = object("web");
     other_uid["metadata"]["uid"] = json!("v");
     let mut of_others = object("web");
-    of_others["metadata"]["labels"] = json!({});
+    of_others["metadata"]["annotations"] = json!({});
+    // Cilium's, of a pod that has our label: it copies a pod's labels to its object.
+    of_others["metadata"]["labels"] = json!({MANAGED_BY: HOLDFAST});
     for (what, object) in [
         ("labels", &object("db")),
         ("uid", &other_uid),
@@ -140,13 +148,13 @@ async fn only_an_object_of_agents_that_is_as_it_was_is_deleted() {
     assert_eq!(deleted(changed).await, (Deleted::Kept, 2));
     // A node uses it that is there, and then one that is not.
     let mut of_node = object("web");
-    of_node["metadata"]["annotations"] = json!({NODE: "n2"});
+    of_node["metadata"]["annotations"][NODE] = json!("n2");
     let there = vec![found(&of_node), done.clone()];
     assert_eq!(deleted(there).await, (Deleted::Kept, 2));
     let gone = vec![found(&of_node), refusal(404, "gone"), done.clone()];
     assert_eq!(deleted(gone).await, (Deleted::Done, 3));
     // A name that is no name asks for nothing.
-    of_node["metadata"]["annotations"] = json!({NODE: "../nodes/n2"});
+    of_node["metadata"]["annotations"][NODE] = json!("../nodes/n2");
     assert_eq!(
         deleted(vec![found(&of_node), done]).await,
         (Deleted::Done, 2)

@@ -1,4 +1,4 @@
-//! Whose addresses count, and when.
+//! Which pods' addresses count, and when.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn an_address_of_the_plugin_counts_before_and_after_the_document_has_it() {
     );
     let effects = attached.attach(attachment(&pending, "u", &["10.0.0.7"]), Vec::new());
     expect(&effects, &[("web", &["10.0.0.7"])]);
-    // It runs here, whatever its document says so far.
+    // The pod runs here, whatever its document says so far.
     assert!(matches!(&effects[0], Effect::Put(pod) if pod.node.as_deref() == Some("n1")));
     let running = document("web", Some("n1"), &["10.0.0.7"], 1);
     expect(
@@ -86,7 +86,7 @@ fn an_address_of_the_plugin_is_no_other_pods_although_a_late_document_says_so() 
     expect(&effects, &[("a", &["10.0.0.1", "10.0.0.2"]), ("b", &[])]);
     let effects = attached.attach(attachment(&b, "b", &["10.0.0.2"]), vec![Arc::clone(&a)]);
     expect(&effects, &[("a", &["10.0.0.1"]), ("b", &["10.0.0.2"])]);
-    // That of a younger pod of another node does not count either, until the pod ends. Then the documents
+    // The address does not count for a younger pod of another node either, until pod `a` ends. Then the documents
     // decide again.
     let late = document("c", Some("n2"), &["10.0.0.1"], 9);
     expect(&attached.put(late, None), &[("c", &[])]);

@@ -71,7 +71,7 @@ fn a_pod_is_taken_once_its_document_is_known_and_is_in_force_once_the_kernel_has
     assert_eq!(standing(), PodStanding::Incomplete(None));
     assert_eq!(addresses(&shared), ["10.0.0.7".parse::<IpAddr>().unwrap()]);
     assert!(matches!(standing(), PodStanding::Incomplete(Some(why)) if why.contains("route")));
-    // What the enforcer does.
+    // Does what the enforcer does after a batch.
     let accept = |shared: &Shared| {
         let mut state = shared.state.lock();
         state.force.accepted = state.generation;
@@ -91,7 +91,7 @@ fn a_pod_is_taken_once_its_document_is_known_and_is_in_force_once_the_kernel_has
     assert_eq!(standing(), PodStanding::Incomplete(None));
     accept(&shared);
     assert_eq!(standing(), PodStanding::InForce(None));
-    // A later change of another object does not take that back.
+    // After a later change of another object, the pod is still in force.
     put(
         &shared,
         "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}",
@@ -141,7 +141,7 @@ fn a_restart_knows_the_pods_of_the_plugin_before_any_document_until_their_namesp
     fs::remove_file(&netns).unwrap();
     assert_eq!(pods.remove_ended().unwrap(), 1);
     assert!(addresses(&open(dir.path()).0).is_empty());
-    // A namespace whose directory is not seen may be there.
+    // A namespace may exist if its directory is not seen.
     assert!(!is_gone(Path::new("/nowhere/run/netns/none")));
 }
 

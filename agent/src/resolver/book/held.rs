@@ -16,11 +16,11 @@ use crate::resolver::{
     observe::{Outcome, apply, observe},
 };
 
-/// Results of look-ups that wait for the store, for one object. The oldest are dropped.
+/// Maximum results of look-ups that wait for the store, for one object. The oldest are dropped.
 const MAX_LEARNED: usize = 1000;
 
-/// Answers to pods that change an object in one second. Each costs as much as the object is large, and
-/// a pod can have any number of them.
+/// Maximum answers to pods that change an object in one second. The cost of each grows with the object, and a pod can
+/// cause any number of them.
 pub(super) const NEWS: u32 = 250;
 
 shared_maps::words! {
@@ -48,28 +48,27 @@ pub struct Learned {
 /// A DNSNameResolver object, with the answers that the store does not have yet.
 #[derive(Debug)]
 pub(super) struct Held {
-    /// As it is in the store.
+    /// The object as it is in the store.
     pub(super) stored: Resolver,
-    /// It is not in the store yet.
+    /// The object is not in the store yet.
     pub(super) is_local: bool,
-    /// What the store does not have yet, in order.
+    /// Answers that the store does not have yet, in order.
     pub(super) learned: Vec<Learned>,
-    /// As it will be in the store.
+    /// The object as it will be in the store.
     pub(super) effective: Resolver,
-    /// Who gave the addresses of each name.
+    /// Where the addresses of each name come from.
     pub(super) said: HashMap<Fqdn, Said>,
     /// Addresses that the core has.
     pub(super) sent: Option<BTreeSet<IpAddr>>,
-    /// When the first address leaves it.
+    /// When the first address leaves the object.
     pub(super) expires: Option<UnixTime>,
     pub(super) is_writing: bool,
     pub(super) retry_at: Option<UnixTime>,
     /// Answers to pods in this second.
     news: (UnixTime, u32),
-    /// How many of `learned`, from the first on, the current write has.
+    /// The current write includes this many of `learned`, from the first on.
     writing: usize,
-    /// The object that was written last, and how many of `learned` it has; until the store sends
-    /// it.
+    /// The object that was written last, and how many of `learned` it includes. Kept until the store sends it.
     written: Option<(Resolver, usize)>,
 }
 
@@ -158,7 +157,7 @@ impl Held {
         self.news.1 <= NEWS
     }
 
-    /// Whether a name may get another address: there is room, or an expired one makes it.
+    /// Whether a name may get another address: there is room, or an expired address makes room.
     fn has_room(&self, name: &Fqdn, now: UnixTime) -> bool {
         let status = &self.effective.status;
         let is_over = |address: &AddressStatus| address.next() <= now;
@@ -176,7 +175,7 @@ impl Held {
         count < MAX_ADDRESSES && fits || entry.addresses.iter().any(is_over)
     }
 
-    /// The status that the object has with it; none if it changes nothing.
+    /// The status that the object gets by this answer; `None` if nothing changes.
     pub(super) fn learn(
         &mut self,
         learned: Learned,
@@ -206,7 +205,7 @@ impl Held {
         Some(status)
     }
 
-    /// Names that the object no longer has, have no source.
+    /// Forgets the sources of names that the object no longer has.
     pub(super) fn keep_said(&mut self) {
         let names = &self.effective.status;
         self.said.retain(|name, _| names.of(name).is_some());
@@ -217,7 +216,7 @@ impl Held {
 }
 
 impl Learned {
-    /// Adds later addresses to these, if both have some.
+    /// Adds later addresses to the earlier ones, if both outcomes have some.
     fn add(&mut self, later: &Self) -> bool {
         let (Outcome::Found(mine), Outcome::Found(theirs)) = (&mut self.outcome, &later.outcome)
         else {

@@ -315,7 +315,7 @@ fn names_of_a_wildcard_do_not_delay_those_of_other_objects() {
     let www = name("www.example.org.");
     let taken = |due: &[(Fqdn, usize)]| due.iter().any(|(name, _)| *name == www);
     let found = |last: u8, ttl| Outcome::Found(vec![(IpAddr::from([192, 0, 2, last]), ttl)]);
-    // Its first look-up; then it is due five seconds later, when all others have been for long.
+    // After its first look-up, it is due five seconds later, when all others have been due for long.
     assert!(taken(&book.schedule().take_due(NOW, 1000)));
     book.looked_up(&www, &found(2, 30), NOW);
     for n in 0..MAX_NAMES {
@@ -325,7 +325,7 @@ fn names_of_a_wildcard_do_not_delay_those_of_other_objects() {
     let first = book.schedule().take_due(now, 16);
     assert_eq!(first.len(), 16);
     assert!(taken(&first), "{first:?}");
-    // All of them, in the end, and each once.
+    // In the end all names are taken, each once.
     let mut all = first;
     while let more @ [_, ..] = book.schedule().take_due(now, 16).as_slice() {
         all.extend_from_slice(more);
@@ -355,7 +355,7 @@ fn a_clock_that_is_set_back_delays_neither_look_ups_nor_writes() {
     assert!(addresses(&book).contains(&"192.0.2.2".to_owned()));
 }
 
-/// To decide on an answer takes long in an object of thousands of addresses.
+/// Deciding on an answer takes long in an object of thousands of addresses.
 #[test]
 fn an_object_considers_no_more_answers_than_it_can_take() {
     let mut book = book();
@@ -369,7 +369,7 @@ fn an_object_considers_no_more_answers_than_it_can_take() {
     }
     let now = NOW.plus(1);
     assert_eq!(book.observed(&random(1000, 3600, 1), now), Taken::LeftOut);
-    // A name that it has may get addresses: so many in a second.
+    // A name that the object has may get addresses, up to a limit in each second.
     let taken = (0..10_000).map(|n| book.observed(&random(7, 1, 1000 + n), now));
     let added = taken.filter(|taken| *taken == Taken::Added).count();
     assert_eq!(u32::try_from(added), Ok(NEWS));

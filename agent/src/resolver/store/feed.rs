@@ -24,7 +24,7 @@ struct State {
     is_listed: bool,
     /// The listing was given out.
     has_begun: bool,
-    /// By `namespace/name`; none = the object is gone.
+    /// By `namespace/name`; `None` = the object is gone.
     waiting: BTreeMap<String, Option<Arc<Resolver>>>,
 }
 
@@ -65,7 +65,7 @@ impl Feed {
         self.added.notify_one();
     }
 
-    /// Waits for changes. The first are the listing, with its begin and its end.
+    /// Waits for changes. The first changes are the listing, with its begin and its end.
     pub(super) async fn next(&self) -> Changes {
         loop {
             if let Some(changes) = self.take() {

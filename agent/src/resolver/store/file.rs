@@ -32,11 +32,11 @@ use crate::{
 
 /// Subdirectory of `--resolver-dir`.
 const DIRECTORY: &str = "dnsnameresolvers";
-/// Its agent that writes has a lock on this file.
+/// The agent that writes has a lock on this file.
 const LOCK: &str = ".lock";
 /// Time between attempts to become the agent that writes.
 const ATTEMPTS: Duration = Duration::from_secs(1);
-/// Objects in one list of changes.
+/// Maximum objects in one list of changes.
 const CHANGES: usize = 256;
 
 /// The store. Clones are the same store.
@@ -74,7 +74,7 @@ impl FileStore {
         done
     }
 
-    /// The lock on the directory, which is made if it is not there; none if another agent has it.
+    /// The lock on the directory, which is made if it is not there; `None` if another agent has the lock.
     fn take_lock(dir: &Path) -> io::Result<Option<Flock<fs::File>>> {
         files::make(dir)?;
         check_owner(dir)?;
@@ -94,7 +94,7 @@ impl FileStore {
         }
     }
 
-    /// The locked file is still the one at its path: otherwise another agent can lock that one.
+    /// Whether the locked file is still the one at its path. If not, another agent can lock the file that is there.
     fn holds(dir: &Path, lock: &Flock<fs::File>) -> bool {
         let there = fs::metadata(dir.join(LOCK));
         let same = there.and_then(|there| {
@@ -161,7 +161,7 @@ impl ResolverStore for FileStore {
             }
             if watched.is_none() && self.dir.is_dir() {
                 watched = Some(WatchedDir::new(&self.dir));
-                // Files that changed before the watch began.
+                // Looks once more: files may have changed before the watch began.
                 continue;
             }
             tokio::select! {
@@ -240,7 +240,7 @@ impl ResolverStore for FileStore {
 }
 
 impl FileStore {
-    /// This agent writes from now on, over what the agent that led before has written.
+    /// From now on this agent writes, on the basis of the files that the former leader left.
     async fn begin(&self) -> Result<(), StoreError> {
         let began = self.with(|files| {
             files.set_leads(false);
@@ -259,7 +259,7 @@ impl FileStore {
             files.set_unwritable(unwritable);
             Ok(())
         });
-        // It changes memory only.
+        // The call changes memory only.
         let _done = settled.await;
     }
 

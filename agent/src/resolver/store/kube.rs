@@ -29,11 +29,11 @@ use crate::resolver::object::{API_VERSION, KIND, ObjectKey, Resolver, Status, Ve
 /// Name of the Lease, in the namespace of the objects: agents that write the same objects have the
 /// same Lease.
 const LEASE: &str = "holdfast-resolver";
-/// Objects of one page of a list, and bytes of its text: an object has at most 1.5 MB.
+/// Objects in one page of a list, and maximum bytes of the page: an object has at most 1.5 MB.
 const PAGE: u32 = 50;
 const PAGE_MAX: usize = 96 << 20;
-/// Attempts of one request, the first pause between them, and the longest time of all. A leader stops
-/// writing so long before another agent may lead.
+/// Attempts of one request, the first pause between them, and the longest time of all together. A leader stops
+/// writing up to that long before another agent may lead.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(10);
@@ -66,7 +66,7 @@ pub struct KubeStore {
     feed: Arc<Feed>,
     settings: KubeSettings,
     lease: LeaseClient,
-    /// What does not work now, by what it is.
+    /// What does not work now, by the kind of request.
     problems: watch::Sender<BTreeMap<What, String>>,
 }
 
@@ -126,7 +126,7 @@ impl KubeStore {
         format!("{}/{}", self.objects(), key.name)
     }
 
-    /// Refuses what only an agent may do that writes.
+    /// Refuses requests that are only for agents that write.
     fn check_access(&self) -> Result<(), StoreError> {
         match self.settings.access {
             Access::Write => Ok(()),

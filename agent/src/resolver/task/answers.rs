@@ -1,4 +1,4 @@
-//! Questions of people to the resolver's task.
+//! Questions of commands to the resolver's task.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -118,7 +118,7 @@ impl ResolverHandle {
 
 impl<S: ResolverStore> Task<S> {
     pub(super) fn answer(&mut self, request: Request) {
-        // A client that left is no error.
+        // It is no error if a client does not wait for its answer.
         match request {
             Request::State(answer) => {
                 let _left = answer.send(self.state());

@@ -205,7 +205,7 @@ async fn two_hundred_answers_at_two_agents_reach_the_store_although_writes_confl
     .await;
     assert_eq!(memory.writes(), before, "known answers are not written");
     first.ends().await;
-    // The other one leads now, and an object that is not needed goes.
+    // The other agent leads now, and removes an object that is not needed.
     until_awaited(
         "another leader",
         async || second.state().await.role,
@@ -238,7 +238,7 @@ async fn two_hundred_answers_reach_the_files_although_writes_conflict() {
         &["*.example.com", "www.example.org"],
     );
     agent.has_objects(2).await;
-    // What is learned of an object that is not in the store yet is not written at the end.
+    // At the end, answers are not written to an object that is not in the store yet.
     agent.observe("www.example.org", [198, 51, 100, 0]);
     agent.observe("sub.example.com", [198, 51, 100, 1]);
     until_awaited(

@@ -79,12 +79,12 @@ impl Proxy {
         self.sink.learn_at(mapping, done, now)
     }
 
-    /// Held answers whose fate is known.
+    /// Held answers whose mappings have a result.
     pub(super) fn take_results(&self) -> Vec<(usize, Realised)> {
         std::mem::take(&mut self.results.lock())
     }
 
-    /// What the sink has to say goes onto the stream.
+    /// Puts the sink's messages onto the stream.
     pub(super) fn send(&mut self, now: BootTime) {
         if self.stream.is_some() {
             let batch = self.sink.next_batch(now);
@@ -93,7 +93,7 @@ impl Proxy {
         }
     }
 
-    /// Takes one message of the agent; gives back a revocation that it carried out.
+    /// Takes one message of the agent; returns a revocation that it carried out.
     pub(super) fn deliver(&mut self) -> Option<Revocation> {
         match self.down.pop_front()? {
             Down::Result(result) => self.sink.results(vec![translate(&result)]),

@@ -1,4 +1,4 @@
-//! What the scheduler moves, and what must hold of it.
+//! The state that the scheduler changes, and the checks of it.
 
 mod addresses;
 mod changes;
@@ -66,10 +66,10 @@ pub(super) struct Answer {
     ttl: u32,
     proxy: u64,
     pub(super) fate: Fate,
-    /// Its name was cleaned while it was held: an agent that heard of it opens it, and one that
+    /// The name was cleaned while the answer was held: an agent that received its mapping opens it, and an agent that
     /// starts afterwards does not.
     between: bool,
-    /// A proxy was killed since: up to an eighth of its life, and a second, may be forgotten.
+    /// A proxy was killed since then: up to an eighth of the answer's life plus a second may be forgotten.
     shaken: bool,
 }
 
@@ -82,11 +82,11 @@ pub(super) struct World {
     /// The other endpoint is there.
     other: bool,
     cluster: Cluster,
-    /// Maps may lack what was written since some writes failed.
+    /// Some writes failed: maps may lack what was written since.
     troubled: bool,
     start: u64,
     published: Option<u64>,
-    /// As the sources have them, and as the agent last heard.
+    /// Documents as the sources have them, and as the agent last received them.
     documents: BTreeMap<usize, PolicyDocument>,
     applied: BTreeMap<usize, PolicyDocument>,
     proxies: [(u64, Proxy); PROXIES],
@@ -94,15 +94,15 @@ pub(super) struct World {
     next_stream: u64,
     pub(super) orphans: Vec<Vec<u8>>,
     pub(super) answers: Vec<Answer>,
-    /// When a request last removed a name. A journal may be behind with what
-    /// was seen after that: what it tells again is refused.
+    /// When a request last removed a name. A journal may lack later answers: if it reports an older one again, the
+    /// agent refuses it.
     cleaned: BTreeMap<&'static str, BootTime>,
     /// Names and addresses of what is on its way, by stream and sequence.
     sent: BTreeMap<(StreamId, u64), (Fqdn, Vec<IpAddr>)>,
     /// Lease ends by stream, name and address.
     promises: BTreeMap<(StreamId, Fqdn, IpAddr), BootTime>,
     revocations: BTreeMap<u64, (Fqdn, Vec<IpAddr>)>,
-    /// Streams of processes that ended, which the agent did not hear of yet.
+    /// Streams of processes that have ended, of which the agent does not know yet.
     ended: Vec<StreamId>,
     /// Expired addresses are kept for connections.
     zombies: bool,
@@ -226,7 +226,7 @@ impl World {
 
     fn answer(&mut self, proxy: usize, name: &'static str, addresses: Addresses, ttl: u32) {
         let addresses = addresses.list();
-        // The first that came, whatever came since.
+        // The endpoint that was added first, whatever was added later.
         let endpoint = shared_maps::EndpointId(1);
         let mapping = Mapping {
             endpoint: EndpointInstance {
@@ -315,7 +315,7 @@ impl World {
                     let sent = self.sent.get(&(result.stream, result.sequence)).cloned();
                     let (name, addresses) = sent.expect("a result of something sent");
                     for address in addresses {
-                        // The second result grants nothing.
+                        // The second result, which reports durability, grants nothing.
                         if let Some(lease_end) = result.lease_end
                             && !result.durable
                         {

@@ -1,5 +1,5 @@
-//! A fixed piece of work between the measured ones. A time divided by its time is the same on a
-//! busy machine as on a quiet one.
+//! A fixed piece of work that runs between the measured ones. A measured time divided by its time
+//! is the same on a busy machine as on a quiet one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -27,7 +27,7 @@ impl Calibration {
         calibration
     }
 
-    /// Time of so many units.
+    /// Runs `units` units of work. Returns the time that they took.
     pub(crate) fn run(&mut self, units: usize) -> Duration {
         let start = Instant::now();
         for _ in 0..units {

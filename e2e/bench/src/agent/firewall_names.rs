@@ -1,4 +1,4 @@
-//! Names of EgressFirewalls: what 10,000 of them cost an answer about another name.
+//! Names of EgressFirewalls: how much 10,000 of them slow down an answer about another name.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 const NAMES: usize = 5_000;
 /// Names that pods look up many times.
 const ASKED: usize = 1_000;
-/// Most that the firewalls may add at the 99th percentile.
+/// Longest time that the firewalls may add at the 99th percentile.
 const LIMIT: Duration = Duration::from_micros(5);
 
 fn firewall(namespace: &str) -> Result<PolicyDocument> {

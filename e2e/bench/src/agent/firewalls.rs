@@ -17,12 +17,12 @@ use holdfast_e2e::in_memory::{Cost, Node, config, document};
 const RULES: usize = 50;
 /// Objects of a listing that the resolver sends to the core at once.
 const OBJECTS: usize = 64;
-/// Changes that a figure is the mean of.
+/// Number of changes in the mean of a figure.
 const CHANGES: usize = 20;
 /// The longest that the change of one firewall may take.
 const LIMIT: Duration = Duration::from_millis(20);
 
-/// What differs between two versions of a firewall.
+/// The difference between two versions of a firewall.
 #[derive(Clone, Copy)]
 enum Differs {
     /// The ports of a rule in the middle.
@@ -31,7 +31,8 @@ enum Differs {
     Everything,
 }
 
-/// The firewall of a namespace: some of the blocks that all of them share, then the rest.
+/// The firewall of a namespace: some blocks from the common set of all firewalls, then a deny of
+/// the rest.
 fn firewall(
     number: usize,
     blocks: usize,
@@ -74,7 +75,7 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Firewalls in force, one of which changes. Each selects every block of all of them.
+/// Changes one of several firewalls in force. Together they use `blocks` blocks.
 pub(crate) fn changes(firewalls: usize, blocks: usize) -> Result<Vec<Figure>> {
     let mut node = node(firewalls)?;
     let mut total = Cost::default();
@@ -122,8 +123,8 @@ pub(crate) fn changes(firewalls: usize, blocks: usize) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// An agent that starts with firewalls of names and a deny of the rest, and then reads the objects of
-/// all names: the first packets pass when these are plumbed.
+/// An agent that starts with firewalls of names and a deny of the rest, and then reads the objects
+/// of all names: the first packets pass once the names' addresses are plumbed.
 pub(crate) fn cold_start(firewalls: usize, names: usize) -> Result<Vec<Figure>> {
     let mut node = node(firewalls)?;
     for number in 0..firewalls {

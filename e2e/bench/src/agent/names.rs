@@ -146,7 +146,7 @@ pub(crate) fn update_rounds(rounds: usize) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The same, until addresses expire as fast as new ones arrive.
+/// Like [`update_rounds`], until addresses expire as fast as new ones arrive.
 pub(crate) fn update_and_expire(rounds: usize) -> Result<Vec<Figure>> {
     let config = CoreConfig {
         lease_slack: Duration::from_secs(5),
@@ -154,7 +154,7 @@ pub(crate) fn update_and_expire(rounds: usize) -> Result<Vec<Figure>> {
     };
     let mut node = Node::start(config, &[selectors()?], &vec![web(None); 10])?;
     let step = Duration::from_micros(200);
-    // After 15 s and more the first addresses have expired.
+    // After these rounds, 15 s or more of simulated time, the first addresses have expired.
     let warm = 100;
     updates(&mut node, 0..PAIRS * warm, 64, step, 5)?;
     let before = node.counters();
@@ -173,7 +173,7 @@ pub(crate) fn update_and_expire(rounds: usize) -> Result<Vec<Figure>> {
     )])
 }
 
-/// One name like a bucket's: 10,000 addresses, eight in each answer, TTL 5 s.
+/// One name like that of a storage bucket: 10,000 addresses, eight in each answer, TTL 5 s.
 pub(crate) fn churn(answers: usize) -> Result<Vec<Figure>> {
     let rules = dns_to("*", &[&format!("{DNS}/32")])
         + "- toFQDNs: [{matchName: \"bucket.s3.example.com\"}]\n  toPorts: [{ports: [{port: \"443\", protocol: TCP}]}]\n";
@@ -213,7 +213,7 @@ pub(crate) fn churn(answers: usize) -> Result<Vec<Figure>> {
     Ok(vec![figure])
 }
 
-/// Microseconds of each of `count`.
+/// Microseconds for each of `count` items.
 pub(crate) fn per(time: Duration, count: usize) -> f64 {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     time.as_secs_f64() * 1e6 / f64::from(count.max(1))

@@ -19,10 +19,10 @@ use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
 /// Most addresses in one answer.
 const ANSWER: usize = 1000;
-/// Addresses of one endpoint, which holds those of all pods of a node.
+/// Number of endpoints among which the addresses are divided.
 const ENDPOINTS: usize = 100;
 
-/// Eight /8 blocks, sixteen /16 of each.
+/// Address number `number`, in eight /8 blocks with sixteen /16 blocks each.
 fn address(number: usize) -> Result<IpAddr> {
     let number = u32::try_from(number)?;
     let bits = (10 + number % 8) << 24 | (number / 8 % 16) << 16 | (number / 128);
@@ -38,7 +38,7 @@ fn below(block: IpNet, count: usize) -> Result<u64> {
     Ok(found)
 }
 
-/// Through the core: learned, labelled, in the datapath.
+/// Measures prefixes through the core: learned, labelled, and written to the datapath.
 pub(crate) fn learned(count: usize) -> Result<Vec<Figure>> {
     let rules = dns_to("*", &[&format!("{DNS}/32")])
         + "- toFQDNs: [{matchPattern: \"*.example.com\"}]\n  toPorts: [{ports: [{port: \"443\", protocol: TCP}]}]\n";

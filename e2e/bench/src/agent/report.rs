@@ -34,7 +34,7 @@ impl Figure {
         }
     }
 
-    /// Adds the counts of the same time.
+    /// Adds the counts of identities and of map writes during the measurement.
     pub(crate) fn counted(mut self, identities: u64, ipcache: u64, policy: u64) -> Self {
         self.identities = Some(identities);
         self.ipcache_writes = Some(ipcache);
@@ -108,7 +108,7 @@ fn rounded(value: f64) -> String {
 pub(crate) struct Report(Vec<Figure>);
 
 impl Report {
-    /// Takes figures, and prints them.
+    /// Adds figures, and prints them.
     pub(crate) fn add(&mut self, figures: Vec<Figure>) {
         if self.0.is_empty() {
             println!(

@@ -15,7 +15,7 @@ use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 const DOCUMENT: usize = 100;
 /// First rule number of the document that changes.
 const CHANGING: usize = 20_000;
-/// Changes that a figure is the mean of.
+/// Number of changes in the mean of a figure.
 const CHANGES: usize = 20;
 
 /// A rule whose kind depends on its number: half are names, two fifths blocks, one tenth pods.
@@ -65,7 +65,7 @@ pub(crate) fn changing(number: usize, version: usize) -> Result<PolicyDocument> 
     document(&egress("changes", "web", &text))
 }
 
-/// As many selectors as identities, all of one endpoint.
+/// Measures as many selectors as identities, all of one endpoint.
 pub(crate) fn cache(selectors: usize) -> Result<Vec<Figure>> {
     let mut endpoints = vec![web(None)];
     endpoints.extend((0..selectors / 10).map(|pod| vec![format!("k8s:pod=p{pod}")]));
@@ -91,8 +91,8 @@ pub(crate) fn cache(selectors: usize) -> Result<Vec<Figure>> {
     Ok(vec![applied, added])
 }
 
-/// Names in blocks. Each has new labels, and one selector besides its block's selects it. Returns
-/// time, ipcache writes and policy map writes of one.
+/// Adds names in blocks. Each name has new labels, and one selector in addition to its block's
+/// selects it. Returns time, ipcache writes and policy map writes for one name.
 fn new_identities(node: &mut Node, rules: usize) -> Result<(Duration, u64, u64)> {
     let before = (node.counters(), node.identities());
     let mut time = Duration::ZERO;

@@ -1,4 +1,4 @@
-//! ADD of the CNI plugin, with an agent in a lab of its own.
+//! ADD of the CNI plugin, with an agent in its own lab.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, policy};
 
 use super::steps::print;
 
-/// The first address of the pods, after those of the lab.
+/// Last byte of the first pod's address, after those of the lab's own pods.
 const FIRST: u8 = 13;
-/// Until all endpoints of an agent that starts again are in force.
+/// Longest wait until all endpoints of a restarted agent are in force.
 const SOON: Duration = Duration::from_secs(120);
 
 /// Starts `one_by_one` pods one after the other, then `at_once` together, and then the agent again.
 pub(crate) fn measure(one_by_one: u8, at_once: u8) -> Result<()> {
-    // Without the check of repairs, whose time is for labs of a few pods.
+    // Without the check of repairs, whose time limit fits labs with a few pods.
     let lab = &Lab::new()?;
     let rules = format!("- toCIDR: [\"{}/32\"]\n", web4(10));
     lab.write_policy("web.yaml", &policy::egress("web", "web", &rules))?;

@@ -30,7 +30,7 @@ pub(crate) struct Cost {
 pub(crate) fn of_pods(cluster: &Cluster, agent: &Agent) -> Result<Cost> {
     let mut times = Vec::new();
     let pods = cluster.size.pods;
-    // Pods that are far from each other. Both versions of each are counted.
+    // The pods are far from each other. Each changes twice, between its versions.
     for n in 0..ALONE {
         let number = n / 2 * 7 % pods;
         let address = objects::address(number);

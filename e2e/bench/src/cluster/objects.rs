@@ -1,5 +1,5 @@
-//! Objects of a large cluster, as an API server has them: with the fields that mean nothing to an
-//! agent, because it has to read past them.
+//! Objects of a large cluster in the form of an API server. They also have the fields that an agent
+//! does not use, because it has to skip these.
 
 use std::net::Ipv4Addr;
 
@@ -166,8 +166,8 @@ pub(crate) fn service(number: usize) -> Value {
     })
 }
 
-/// The slice of Service `number`: five of the first `pods` pods. `rolled` of them are others than
-/// at first.
+/// The slice of Service `number`: five of the first `pods` pods. `rolled` of them have been
+/// replaced.
 pub(crate) fn slice(number: usize, pods: usize, rolled: usize) -> Value {
     let backends: Vec<Value> = (0..BACKENDS)
         .map(|n| {

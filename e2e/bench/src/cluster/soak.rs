@@ -1,7 +1,8 @@
 //! A day of changes in minutes, with the faults of an API server in between.
 //!
-//! Compressed is the time: changes come as fast as agent and server follow, up to a limit, and not
-//! at 50 a second. What depends on hours (certificates, tokens, timeouts of watches) is not played.
+//! The time is compressed: changes come as fast as agent and server can follow, up to a limit,
+//! instead of 50 a second. Effects of long times (certificates, tokens, timeouts of watches) are
+//! not included.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,11 @@ use super::watched::{Agent, Cluster};
 
 /// Changes of a day at 50 a second.
 const DAY: usize = 50 * 24 * 3600;
-/// Changes a second at most.
+/// Most changes per second.
 const RATE: u32 = 2_000;
-/// Between two looks at how far the agent is.
+/// Changes between two checks how far the agent is.
 const ROUND: usize = 500;
-/// How much more memory the agent may have at the end than after the first tenth.
+/// Highest ratio of the agent's memory at the end to its memory after the first tenth.
 const GROWTH: f64 = 1.1;
 /// Plural names of the kinds whose watches are broken off.
 const KINDS: [&str; 4] = ["pods", "endpointslices", "ciliumnodes", "services"];
@@ -56,7 +57,7 @@ pub(crate) fn play(report: &mut Report, size: Size, limit: Duration) -> Result<(
         // The last change of a round is of a pod.
         let marked = objects::address(changes % size.pods);
         let before = agent.identity(marked)?;
-        // Another one than at the former mark of this pod, `size.pods` changes ago.
+        // This label differs from the last mark of the same pod, `size.pods` changes ago.
         let track = format!("mark-{}", changes / size.pods % 2);
         cluster.api.put(objects::pod(changes % size.pods, &track))?;
         agent.wait_for(marked, |now| now.is_some() && now != before)?;
@@ -66,7 +67,7 @@ pub(crate) fn play(report: &mut Report, size: Size, limit: Duration) -> Result<(
         }
         let pace = Duration::from_secs(1) / RATE * u32::try_from(ROUND)?;
         std::thread::sleep(pace.saturating_sub(round.elapsed()));
-        // Each node has its second address then.
+        // By then, each node has its second address.
         let has_all_entries = changes >= 10 * size.nodes;
         if first.is_none() && has_all_entries && start.elapsed() >= limit / 10 {
             first = Some(read(&cluster, &agent)?);
@@ -103,7 +104,7 @@ fn change(cluster: &Cluster, number: usize) -> Result<()> {
     } = cluster.size;
     let api = &cluster.api;
     let (round, turn) = (number / 10, number % 10);
-    // A step that visits all of them.
+    // This step visits all objects of a kind.
     let of = |all: usize| round * 7919 % all;
     match turn {
         0..=3 => {
@@ -137,7 +138,8 @@ fn change(cluster: &Cluster, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// Broken streams, a version that is too old, a server that refuses, and one that is away.
+/// One of the faults: broken streams, a revision that is too old, a server that refuses, a server
+/// that is away.
 fn fault(cluster: &Cluster, number: usize) -> Result<()> {
     let api = &cluster.api;
     let kind = KINDS

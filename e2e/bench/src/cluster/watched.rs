@@ -81,6 +81,20 @@ impl Cluster {
     /// Starts an agent without state of an earlier one, and waits until it is ready.
     pub(crate) fn start_agent(&self) -> Result<Agent> {
         let lab = &self.lab;
+        let agent = Agent::start(lab, &self.api, "n1", &[])?;
+        if let Some(last) = self.size.pods.checked_sub(1) {
+            agent.wait_for(objects::address(last), |identity| identity.is_some())?;
+        }
+        let netns = lab.a.netns.name();
+        lab.agent(&["endpoint", "add", "--netns", netns, "--pod", "ns-0/web"])?;
+        lab.endpoint_id(&lab.a)?;
+        Ok(agent)
+    }
+}
+
+impl Agent {
+    /// Starts the agent of node `node` in a lab, with these flags too, and waits until it is ready.
+    pub(crate) fn start(lab: &Lab, api: &ApiServer, node: &str, flags: &[String]) -> Result<Self> {
         let program = config::program("holdfast-agent")?;
         let program = program.to_str().context("path of the agent")?;
         let mut command = lab.node.command(program);
@@ -94,10 +108,10 @@ impl Cluster {
         command.arg("--admin-socket").arg(lab.agent_socket());
         command.arg(format!("--metrics-address=127.0.0.1:{AGENT_METRICS}"));
         command.arg("--disable-builtin-dns-proxy");
-        command.args(["--kubernetes", "--node-name=n1"]);
-        command
-            .arg("--kubeconfig")
-            .arg(&self.api.files().kubeconfig);
+        command.arg("--kubernetes");
+        command.arg(format!("--node-name={node}"));
+        command.arg("--kubeconfig").arg(&api.files().kubeconfig);
+        command.args(flags);
         let log = lab.directory().join("log/agent.log");
         let start = Instant::now();
         let mut program = Program::start("holdfast-agent", command, &log)?;
@@ -109,22 +123,13 @@ impl Cluster {
         })?;
         let sync = start.elapsed();
         let ipcache = Globals::new(lab.bpf_root()).ipcache(Access::ReadOnly)?;
-        let agent = Agent {
+        Ok(Self {
             program,
             ipcache,
             sync,
-        };
-        if let Some(last) = self.size.pods.checked_sub(1) {
-            agent.wait_for(objects::address(last), |identity| identity.is_some())?;
-        }
-        let netns = lab.a.netns.name();
-        lab.agent(&["endpoint", "add", "--netns", netns, "--pod", "ns-0/web"])?;
-        lab.endpoint_id(&lab.a)?;
-        Ok(agent)
+        })
     }
-}
 
-impl Agent {
     /// The identity of an address in the kernel's map.
     pub(crate) fn identity(&self, address: Ipv4Addr) -> Result<Option<u32>> {
         let key = ipcache_key(IpAddr::V4(address), 32);

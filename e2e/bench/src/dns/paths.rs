@@ -5,7 +5,7 @@ use std::process::Command;
 
 use holdfast_e2e::{Lab, Pod};
 
-/// Different names end in so many suffixes, each of which has a pattern.
+/// Number of suffixes of the names. Each suffix has a pattern.
 pub(super) const PATTERNS: u32 = 100;
 /// IPv4 address of the DNS server under load.
 pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
@@ -84,7 +84,7 @@ const fn path(name: &'static str, route: Route, kind: Kind) -> Path {
     Path { name, route, kind }
 }
 
-/// In the order of one round. Compared paths are next to each other.
+/// All paths in the order of one round. Compared paths are next to each other.
 pub(crate) const PATHS: [Path; 23] = [
     path("direct", Route::Direct, Kind::Main),
     path("raw_forwarder", Route::Raw, Kind::Main),

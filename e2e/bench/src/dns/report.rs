@@ -23,7 +23,7 @@ pub(crate) struct Measured {
     pub(crate) cpu: Option<Duration>,
 }
 
-/// What the process on a path asked of the kernel under full load.
+/// The kernel's work for the process on a path under full load.
 pub(crate) struct Calls {
     pub(crate) path: &'static str,
     pub(crate) answered: u64,
@@ -230,7 +230,7 @@ impl Row {
 }
 
 impl Kept {
-    /// The medians, on the terminal and in `file`.
+    /// Prints the medians, and writes them to `file`.
     pub(crate) fn print_and_write(&self, file: &FilePath) -> Result<()> {
         let mut names: Vec<&'static str> = Vec::new();
         for one in &self.measured {

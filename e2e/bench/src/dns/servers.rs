@@ -21,7 +21,7 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Starts them all; `names` get an address each.
+    /// Starts all servers. Each of `names` gets an address.
     pub(crate) fn start(lab: &Lab, names: impl Iterator<Item = String>) -> Result<Self> {
         widen_ports(lab)?;
         let raw = |log: &str, listen, server, more: &[&str]| -> Result<Program> {
@@ -63,7 +63,7 @@ impl Servers {
     }
 }
 
-/// A client that closes first keeps its port for a minute.
+/// Gives clients more ports, because a client that closes first keeps its port for a minute.
 pub(crate) fn widen_ports(lab: &Lab) -> Result<()> {
     for pod in [&lab.a, &lab.b] {
         pod.netns.sysctl(&[

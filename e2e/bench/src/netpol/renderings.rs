@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use crate::cluster::report::Report;
 
-/// All pods of the node in the form of nf_tables.
+/// Longest time to render all pods of the node in the form of nf_tables.
 const RENDERED: Duration = Duration::from_secs(1);
-/// The rules of both sides of all pairs of pods, combined.
+/// Longest time to combine the rules of both sides of all pairs of pods.
 const COMBINED: Duration = Duration::from_millis(200);
 const NODE: &str = "n1";
 const LOCAL: usize = 110;
@@ -79,7 +79,7 @@ fn pod(number: usize) -> Result<Object> {
     })))
 }
 
-/// About both directions of one pod, with other pods of both nodes.
+/// A policy for both directions of one pod, with peers on both nodes.
 fn policy(number: usize) -> Value {
     let of = |n: usize| json!({"matchLabels": {"pod": n.to_string()}});
     let (pod, policy) = (number / POLICIES, number % POLICIES);

@@ -11,7 +11,7 @@ use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{AgentOptions, Lab, Program, Programs, Query, SdpOptions};
 
 const LIMIT: Duration = Duration::from_secs(15);
-/// From when the agent is ready.
+/// Limit for opening addresses, from the time when the agent is ready.
 const OPENS: Duration = Duration::from_secs(2);
 const ROLLS: u16 = 3;
 

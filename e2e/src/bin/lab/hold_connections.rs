@@ -1,4 +1,4 @@
-//! Opens connections and keeps them without a word, until its standard input ends. One that the
+//! Opens connections and keeps them silent until its standard input ends. A connection that the
 //! other side closes is opened again.
 
 use std::{
@@ -20,9 +20,9 @@ use nix::{
     },
 };
 
-/// Between two looks for closed connections.
+/// Pause between two checks for closed connections.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After this time the flood is held, however many connections there are.
+/// After this time the number of open connections is printed, even if it is lower than wanted.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// Opens idle connections.

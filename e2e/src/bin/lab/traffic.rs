@@ -1,4 +1,5 @@
-//! The load of the promises R1 to R4. `holdfast_e2e::traffic::Spec` says what it sends. It runs until its standard input ends.
+//! The load for the promises R1 to R4, as specified by `holdfast_e2e::traffic::Spec`. It runs until
+//! its standard input ends.
 
 use anyhow::Result;
 use clap::Args;

@@ -1,6 +1,8 @@
 //! The token of one agent changes nothing but the startup taint and the CiliumNode of its own node, and its
 //! own part of statuses, Events and Leases.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Result, ensure};
 use holdfast_e2e::apiserver::{NAMESPACE, Options, STARTUP_TAINT};
 use serde_json::{Value, json};
@@ -337,7 +339,9 @@ fn the_token_of_an_agent_creates_numbers_of_the_range_and_deletes_those_of_agent
         object["metadata"]["name"] = json!(name);
         object
     };
-    let ours = json!({"labels": {"app.kubernetes.io/managed-by": "holdfast"}});
+    const LABELS: [(&str, &str); 1] = [("app.kubernetes.io/managed-by", "holdfast")];
+    let labels = BTreeMap::from(LABELS);
+    let ours = json!({"labels": labels, "annotations": {"holdfast.io/made-by": "holdfast"}});
     with_server(Options::default().and_identities(), async |server| {
         let agent = Client::agent(&server)?;
         let mut finalizer = ours.clone();
@@ -350,13 +354,10 @@ fn the_token_of_an_agent_creates_numbers_of_the_range_and_deletes_those_of_agent
             ("above the range", labelled("61440", ours.clone())),
             ("no number", labelled("a256", ours.clone())),
             ("a number in another form", labelled("0256", ours.clone())),
-            ("no label", labelled("256", json!({}))),
+            ("no annotation", labelled("256", json!({"labels": labels}))),
             (
-                "another label",
-                labelled(
-                    "256",
-                    json!({"labels": {"app.kubernetes.io/managed-by": "x"}}),
-                ),
+                "another annotation",
+                labelled("256", json!({"annotations": {"holdfast.io/made-by": "x"}})),
             ),
             ("a finalizer", labelled("256", finalizer)),
             ("an owner", labelled("256", owned)),
@@ -381,7 +382,8 @@ fn the_token_of_an_agent_creates_numbers_of_the_range_and_deletes_those_of_agent
             "{refused:?}"
         );
 
-        server.put(labelled("300", json!({})))?;
+        // Of Cilium, for a pod that has the label of our objects.
+        server.put(labelled("300", json!({"labels": labels})))?;
         let refused = agent
             .delete(&format!("{IDENTITIES}/300"), &Value::Null)
             .await?;

@@ -1,4 +1,4 @@
-//! Cases in which the pipeline of Contiv/VPP does something else than Kubernetes says.
+//! Cases in which the pipeline of Contiv/VPP does something other than Kubernetes says.
 
 use serde_json::json;
 
@@ -81,7 +81,7 @@ fn a_named_port_has_the_number_of_each_pod() {
         assert_eq!(lab.passes("192.0.2.1", to), wanted, "{to}");
         assert_eq!(lab.passes("10.0.1.1", to), wanted, "{to}");
     }
-    // A name in a block: the port of pods in it.
+    // With a block, a name means the port of the pods in the block.
     lab.remove(&policy_key("shop/in"));
     let ports = ["http=80/TCP", "admin=9/TCP"];
     let commit = lab.put([object(serving(one, &ports))]);

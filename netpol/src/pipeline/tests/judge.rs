@@ -13,7 +13,7 @@ pub(super) struct Packet {
     pub(super) interface: u32,
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    /// None for a protocol without ports.
+    /// `None` for a protocol without ports.
     pub(super) ports: Option<(Protocol, u16)>,
 }
 
@@ -26,7 +26,7 @@ pub(super) fn passes(table: &Table, packet: &Packet) -> bool {
     }
 }
 
-/// What ends the evaluation in a chain; none if it goes on behind the jump.
+/// What ends the evaluation in a chain; `None` if it goes on after the jump.
 fn chain(table: &Table, name: &str, packet: &Packet) -> Option<Verdict> {
     for rule in &table.chains[name].rules {
         match self::rule(table, &rule.0, packet) {
@@ -43,7 +43,7 @@ fn chain(table: &Table, name: &str, packet: &Packet) -> Option<Verdict> {
     None
 }
 
-/// The verdict of a rule; none if the packet does not meet its conditions.
+/// The verdict of a rule; `None` if the packet does not meet its conditions.
 fn rule(table: &Table, expressions: &[Expression], packet: &Packet) -> Option<Verdict> {
     for expression in expressions {
         let holds = match expression {

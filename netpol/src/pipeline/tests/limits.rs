@@ -17,7 +17,7 @@ const LIMITS: Limits = Limits {
     rows: 20,
 };
 
-/// A policy with so many peers, which are apps.
+/// A policy with `apps` peers, each of which is an app.
 fn from_apps(id: &str, apps: usize) -> Object {
     let of = |n| json!({"podSelector": {"matchLabels": {"app": format!("app-{n}")}}});
     let peers: Vec<Value> = (0..apps).map(of).collect();
@@ -27,7 +27,7 @@ fn from_apps(id: &str, apps: usize) -> Object {
     )
 }
 
-/// A policy with so many peers, of which each selects every pod.
+/// A policy with `peers` peers, each of which selects every pod.
 fn from_all_but(id: &str, peers: usize) -> Object {
     let of = |n| {
         let all = json!({"key": "app", "operator": "NotIn", "values": [format!("none-{n}")]});
@@ -65,7 +65,7 @@ fn set_aside(lab: &Lab) -> Vec<String> {
         .collect()
 }
 
-/// Whether pods of the tenants may send to them.
+/// Whether 10.0.1.1 reaches the first tenant's pod, and 10.0.1.2 the second tenant's.
 fn reached(lab: &Lab) -> (bool, bool) {
     let passes = |n| lab.passes(&format!("10.0.1.{n}"), &format!("10.0.0.{n} 80/TCP"));
     (passes(1), passes(2))
@@ -75,7 +75,7 @@ fn reached(lab: &Lab) -> (bool, bool) {
 fn a_policy_that_does_not_fit_alone_is_set_aside_and_the_rest_goes_on() {
     let mut lab = Lab::within(LIMITS);
     lab.put(tenants());
-    // Its namespace needs the most of those that fit.
+    // The namespace `shop` needs the most, and its policies fit.
     lab.put([from_apps("shop/a", 6), from_apps("shop/b", 9)]);
     lab.put([from_apps("evil/large", 21)]);
     assert_eq!(set_aside(&lab), ["evil/large 21"]);
@@ -86,7 +86,7 @@ fn a_policy_that_does_not_fit_alone_is_set_aside_and_the_rest_goes_on() {
     };
     assert_eq!(lab.pipeline.set_aside().values().next(), Some(&why));
     assert_eq!(reached(&lab), (true, false), "closed, not open");
-    // A change of others is in force.
+    // A change of another policy is in force.
     lab.remove(&policy_key("shop/a"));
     lab.put([from_apps("shop/b", 1)]);
     assert_eq!(reached(&lab), (false, false));
@@ -124,7 +124,7 @@ fn addresses_are_counted_with_those_that_peers_share() {
     let mut lab = Lab::within(LIMITS);
     lab.put(tenants());
     lab.put((3..=8).map(|n| object(pod(&format!("shop/{n}"), &[], &[&format!("10.0.2.{n}")]))));
-    // The groups of these two are the same.
+    // These two policies have the same groups.
     lab.put(["shop/a", "shop/b"].map(|id| from_all_but(id, 2)));
     assert_eq!(set_aside(&lab), [""; 0]);
     assert_eq!(lab.pipeline.size().addresses, 20);
@@ -208,7 +208,7 @@ fn chains_that_are_too_many_even_so_are_refused_whole() {
     let refused = pipeline.commit().unwrap_err();
     assert_eq!(refused, TooLarge::Rows { found: 3, limit: 2 });
     assert_eq!(pipeline.table(), good);
-    // The next one has the changes of the refused one too.
+    // The next commit has the changes of the refused one too.
     pipeline.remove(&pod_key("shop/a"));
     let commit = pipeline.commit().unwrap();
     assert_eq!(commit.ended, ["10.0.0.1".parse().unwrap()].into());

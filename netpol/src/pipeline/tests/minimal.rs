@@ -104,11 +104,11 @@ fn the_same_input_is_no_change() {
     assert!(lab.put(objects()).change.is_empty());
     lab.pipeline.replace(objects());
     assert!(lab.commit().change.is_empty());
-    // A policy, pod and namespace that go and come back before the commit.
+    // A policy, a pod and a namespace go and come back before the commit.
     lab.pipeline.replace(Vec::new());
     lab.pipeline.replace(objects());
     assert!(lab.commit().change.is_empty());
-    // Other labels that no selector asks for.
+    // No selector asks for the labels that change.
     let labels = &[("app", "web"), ("version", "2")];
     let commit = lab.put([object(pod("shop/web-1", labels, &["10.0.0.1"]))]);
     assert!(commit.change.is_empty(), "{}", commit.change);
@@ -153,7 +153,7 @@ fn a_direction_that_everyone_may_use_has_no_chain() {
         let pod = lab.pipeline.pods().values().next().unwrap();
         assert!(pod.is_restricted(Flow::Ingress) && !pod.is_restricted(Flow::Egress));
     }
-    // Not one of IPv6.
+    // A block of IPv4 opens nothing to IPv6.
     let spec =
         json!({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}]});
     let dual = pod("shop/web", WEB, &["10.0.0.1", "2001:db8::1"]);
@@ -249,7 +249,7 @@ fn only_an_ingress_policy_of_a_pod_on_a_bridge_stops_datagrams_to_all() {
     assert!(!is_quiet(&lab));
 }
 
-/// A pod that was made then, with the address 10.0.0.1 and its name as label `app`.
+/// A pod that was made at this time, with the address 10.0.0.1 and its name as label `app`.
 fn made(name: &str, created: u64) -> crate::pod::Pod {
     let pod = pod(&format!("shop/{name}"), &[("app", name)], &["10.0.0.1"]);
     crate::pod::Pod {
@@ -280,7 +280,7 @@ fn a_younger_pod_of_another_node_takes_no_policy_from_an_address() {
     assert!(commit.ended.is_empty() && commit.closed.is_empty());
     let addresses = lab.pipeline.pods().values().map(|pod| pod.addresses.len());
     assert_eq!(addresses.sum::<usize>(), 2, "its interface is guarded");
-    // As a peer, the address is the younger pod.
+    // As a peer, the address stands for the younger pod.
     assert!(!lab.passes("10.0.0.1", "10.0.0.9 80/TCP"));
     let conflicts: Vec<String> = lab.pipeline.cache().conflicts().collect();
     assert!(
@@ -334,7 +334,7 @@ fn a_pod_without_an_address_waits() {
     assert!(lab.pipeline.pods().is_empty());
     lab.put([numbered(1)]);
     assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
-    // Its node's network has no policies.
+    // The pod is in its node's network, which has no policies.
     let commit = lab.put([object(pod("shop/web-1", WEB, &[]))]);
     assert_eq!(commit.ended.len(), 1);
     assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));

@@ -9,7 +9,7 @@ fn address(last: u8) -> Value {
     Value::Ipv4(Ipv4Addr::new(10, 0, 0, last))
 }
 
-/// Each bit of `bits` is a part of it.
+/// A table with the parts whose bits are set in `bits`.
 fn table(bits: u32) -> Table {
     let has = |bit: u32| bits & 1 << bit != 0;
     let mut table = Table::new("t");

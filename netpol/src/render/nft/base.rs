@@ -71,7 +71,7 @@ pub(super) const fn routed(family: Family) -> &'static str {
     }
 }
 
-/// The set of pairs: an address of a restricted pod, and the same once more.
+/// The set of pairs: an address of a restricted pod, and the same address once more.
 pub(super) const fn own(family: Family) -> &'static str {
     match family {
         Family::V4 => "self4",
@@ -152,9 +152,8 @@ pub(super) fn add_set(table: &mut Table, name: &str, key: Key, elements: BTreeSe
     table.sets.insert(name.to_owned(), Set { key, elements });
 }
 
-/// First false sources end, then answers and what belongs to no policy pass, then the chains of
-/// both sides have their say. Packets of the original direction are judged always, so that a policy
-/// applies to open connections too.
+/// First false sources end, then answers and what belongs to no policy pass, then the chains of both sides judge.
+/// Packets of the original direction are always judged, so that a policy applies to open connections too.
 fn forward() -> Vec<Rule> {
     use Expression::{
         Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, Verdict as End, VerdictIn,
@@ -169,8 +168,8 @@ fn forward() -> Vec<Rule> {
             End(Verdict::Drop),
         ])
     };
-    // The kernel takes such a segment for the first of a connection (nf_conntrack_tcp_loose): of two
-    // directions, all packets of the other one would pass as answers.
+    // The kernel takes such a segment for the first of a connection (nf_conntrack_tcp_loose). If it
+    // passed, all packets of the opposite direction would pass as answers.
     let middle = |(family, field)| {
         Rule(vec![
             MiddleOfTcp,
@@ -207,7 +206,8 @@ fn forward() -> Vec<Rule> {
     rules
 }
 
-/// An interface has its addresses, and an address its interface.
+/// Drops packets of a known interface from an address that is not behind it, and packets from a
+/// known address that came by another interface.
 fn spoofed(family: Family) -> [Rule; 2] {
     let guards = [(Field::Interface, LINKS), (source(family), routed(family))];
     guards.map(|(field, set)| {
@@ -220,8 +220,8 @@ fn spoofed(family: Family) -> [Rule; 2] {
     })
 }
 
-/// Errors about open connections pass: those of routers, and those that an end of the connection sends.
-/// A restricted pod has nothing to say about connections of others.
+/// Errors about open connections pass: those of routers, and those that an end of the connection
+/// sends. A restricted pod must not send errors about connections of others.
 fn related(family: Family) -> [Rule; 3] {
     use Expression::{PairIn, PairNotIn, Related, Verdict as End};
     let (opener, answerer) = match family {

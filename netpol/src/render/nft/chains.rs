@@ -1,7 +1,7 @@
 //! Chains, which pods with equal rows share, and the sets that chains share.
 //!
-//! What nothing uses any more stays until [`Chains::take`]: if it is needed again before, nothing
-//! has changed.
+//! What nothing uses any more stays until [`Chains::take`]: if it is needed again before that, the
+//! table does not change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -97,7 +97,7 @@ impl Chains {
         known.unwrap_or_else(|| self.create(groups, content))
     }
 
-    /// Uses a chain that lets pass what all of these do, which are in use.
+    /// Uses a chain that lets pass what all of these chains let pass. They are in use.
     pub(super) fn join(&mut self, flow: Flow, family: Family, of: &BTreeSet<ChainId>) -> ChainId {
         let names = of.iter().filter_map(|id| self.name(*id));
         let content = Content {
@@ -128,7 +128,7 @@ impl Chains {
         (known, known.is_some_and(|id| self.add_user(id) > 1))
     }
 
-    /// One use of a chain more. Gives how many there are.
+    /// Adds a use of a chain. Gives how many uses it has.
     fn add_user(&mut self, id: ChainId) -> usize {
         self.chains.get_mut(&id).map_or(0, |chain| {
             chain.shared.users += 1;
@@ -167,7 +167,7 @@ impl Chains {
         id
     }
 
-    /// One use of a chain less.
+    /// Takes away a use of a chain.
     pub(super) fn release(&mut self, groups: &mut Groups, id: ChainId) {
         let Some(chain) = self.chains.get_mut(&id) else {
             return;
@@ -335,8 +335,7 @@ impl Chains {
         }
     }
 
-    /// The rules of a chain: each row leads back to the chain of the other side, and the rest ends
-    /// here.
+    /// The rules of a chain: each row leads back to the chain of the other side, and all other packets end here.
     fn rules(&self, groups: &Groups, content: &Content) -> Vec<Rule> {
         let field = base::peer_field(content.flow, content.family);
         let rows = content.rows.iter();
@@ -398,7 +397,7 @@ fn sets_of(row: &Row) -> impl Iterator<Item = &RangeSet> {
 /// What happens to a part of the table.
 enum Turn {
     Comes,
-    /// It stays in force, or out of force.
+    /// The part stays as it is, in force or not.
     Stays,
     Goes,
 }

@@ -10,9 +10,9 @@
 //!                     on a bridge has an ingress policy, datagrams to all of a group }
 //! }
 //! ```
-//! br_netfilter shows IPv4 and IPv6 to the rules of family `inet`, but not under a VLAN tag, in PPPoE or
-//! in a frame of another kind. A pod that unpacks such a frame would receive what its policy denies. The
-//! receiver takes a tag of VLAN 0 for none, so that it needs no rights for that.
+//! br_netfilter shows IPv4 and IPv6 to the rules of family `inet`, but not under a VLAN tag, in
+//! PPPoE or in a frame of another kind. A pod that unpacks such a frame would receive what its
+//! policy denies. For a tag of VLAN 0 the pod needs no rights, because a receiver ignores that tag.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -56,7 +56,7 @@ const GROUPS6: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::from_bits(u128::MAX),
 );
 
-/// The table; empty while no pod is on a bridge. `is_quiet`: one of them is restricted in what it receives.
+/// The table; empty while no pod is on a bridge. `is_quiet`: a pod on a bridge is restricted in what it receives.
 pub(super) fn table(links: &NodeLinks, is_quiet: bool) -> Table {
     let mut table = Table::of(TableFamily::Bridge, TABLE);
     if links.bridges.is_empty() {
@@ -107,8 +107,8 @@ pub(super) fn table(links: &NodeLinks, is_quiet: bool) -> Table {
     table
 }
 
-/// Datagrams to addresses that are no pod's do not go to ports of pods, except those by which a network
-/// works: neighbour discovery, and from ports of no pods also queries for members of groups and DHCP.
+/// Datagrams to addresses of no pod do not go to ports of pods, except those that a network needs:
+/// neighbour discovery and, from ports that lead to no pod, also DHCP and queries for members of groups.
 fn to_all() -> Vec<Rule> {
     use Expression::{Icmp6, In, Numbered, Verdict as End, Within};
     let is_other = || In(Field::Interface, OTHER_PORTS.to_owned());

@@ -11,8 +11,8 @@ use std::{
 pub(super) struct Names(BTreeSet<String>);
 
 impl Names {
-    /// A name for content that has none. Where other content has the name by its hash, it gets
-    /// another one.
+    /// A name for content that has none. If other content already has the name of this hash, the
+    /// result is another name.
     pub(super) fn give(&mut self, prefix: &str, content: &impl Hash) -> String {
         let mut salt = 0;
         loop {

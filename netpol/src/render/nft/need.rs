@@ -43,7 +43,7 @@ impl Need {
     }
 }
 
-/// The groups that a policy adds to a chain that is made.
+/// The groups that a policy adds to a chain, if the chain is made.
 pub(crate) fn groups(
     policy: &ContivPolicy,
     flow: Flow,

@@ -27,7 +27,7 @@ pub(super) struct RangeSet {
 }
 
 impl Ranges {
-    /// Any of these ranges, merged where they overlap or touch; none if there are none.
+    /// Any of these ranges, merged where they overlap or touch; `None` if there are no ranges.
     pub(super) fn of(ranges: impl IntoIterator<Item = (Value, Value)>) -> Option<Self> {
         let elements = Element::merged(ranges);
         let Element::Range(first, last) = *elements.first()? else {
@@ -40,7 +40,7 @@ impl Ranges {
         })
     }
 
-    /// The addresses of one family that blocks cover; none if there are none.
+    /// The addresses of one family that blocks cover; `None` if they cover no address.
     pub(super) fn of_blocks(blocks: &[Block], family: Family) -> Option<Self> {
         let blocks = blocks.iter();
         let blocks = blocks.filter(|block| Family::of(block.prefix().addr()) == family);

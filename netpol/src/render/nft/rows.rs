@@ -33,17 +33,17 @@ pub(super) struct Peer {
 /// Packets of a row, by protocol and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum RowPorts {
-    /// Every packet, also of protocols without ports.
+    /// Every packet, even of protocols without ports.
     Any,
     /// Every port of the protocol.
     All(Protocol),
     /// These ports of the protocol.
     Numbers(Protocol, Ranges),
-    /// The port that the group names, which its members have each for themselves.
+    /// The port that the group names; each of its members has a number of its own for it.
     OfGroup(Protocol),
 }
 
-/// The rows of a pod for its addresses of one family; none if the direction is open.
+/// The rows of a pod for its addresses of one family; `None` if the direction is open.
 pub(super) fn rows(pod: &PodPolicies, flow: Flow, family: Family) -> Option<BTreeSet<Row>> {
     if !pod.is_restricted(flow) {
         return None;
@@ -96,8 +96,8 @@ pub(super) fn peers(of: &Match, family: Family) -> Vec<Peer> {
     groups.chain(blocks).collect()
 }
 
-/// Ports by number, and ports whose number each peer has for itself. In ingress a name means the
-/// port of the pod, and nothing if the pod has none of this name and protocol.
+/// Splits ports into numbers, and names for which each peer has its own number. In ingress a name
+/// means the port of the pod, and nothing if the pod has none of this name and protocol.
 pub(super) fn split(own: &NamedPorts, of: &Match) -> (PortSet, BTreeSet<(PortName, Protocol)>) {
     let (mut numbered, mut named) = (PortSet::default(), BTreeSet::new());
     let ports = match &of.ports {
@@ -195,7 +195,7 @@ impl PortSet {
         }
     }
 
-    /// One row for each protocol; one for all, if all are in it.
+    /// One row for each protocol; a single row if every protocol is allowed.
     fn rows(self, peer: &Peer) -> Vec<Row> {
         let row = |ports| Row {
             peer: peer.clone(),

@@ -36,7 +36,7 @@ const fn local(family: Family) -> &'static str {
     }
 }
 
-/// The chains, and their sets without members that follow from the node.
+/// Adds the chains, and their sets without the members that follow from the node.
 pub(super) fn add(table: &mut Table) {
     let none = BTreeSet::new;
     table.counters.insert(TUNNELS.to_owned());

@@ -64,7 +64,7 @@ fn narrow(table: &mut Vec<Rule>, flow: Flow, peer: IpAddr, allowed: &Allowed) {
 
 /// What a list of rules allows with one address.
 struct Allowed {
-    /// Also packets of protocols without ports.
+    /// Whether it allows every packet, even of protocols without ports.
     everything: bool,
     /// Ports at the receiver, in the order of [`Protocol::ALL`].
     ports: [PortSet; 3],

@@ -13,7 +13,7 @@ pub struct Tables {
     view: View,
 }
 
-/// A table that differs, or whose pods do.
+/// A table that differs, or that other pods use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A local table.
@@ -30,7 +30,7 @@ pub enum Change {
 }
 
 impl Tables {
-    /// No tables. Local ones will be about traffic of this direction.
+    /// Begins without tables. Local tables will be about traffic of this direction.
     pub fn new(flow: Flow) -> Self {
         Self {
             flow,
@@ -44,7 +44,7 @@ impl Tables {
         &self.view
     }
 
-    /// The pods whose rules they are made of.
+    /// The pods from whose rules the tables are made.
     pub fn pods(&self) -> impl Iterator<Item = &PodId> {
         self.pods.keys()
     }
@@ -74,7 +74,7 @@ pub struct Txn<'a> {
 }
 
 impl Txn<'_> {
-    /// A pod comes, changes, or goes (none).
+    /// Puts a pod with its rules, or removes it (`None`).
     pub fn update(&mut self, pod: PodId, rules: Option<PodRules>) {
         match rules {
             Some(rules) => self.pods.insert(pod, rules),

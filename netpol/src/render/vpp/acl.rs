@@ -29,7 +29,7 @@ const REFLECTION: &str = "REFLECTION";
 pub struct Acl {
     /// Its tag in VPP.
     pub name: String,
-    /// The first row that is about a packet judges it; one that no row is about is dropped.
+    /// The first row that is about a packet judges it; a packet that no row is about is dropped.
     pub rows: Vec<Row>,
     /// Applied to what comes from these interfaces.
     pub input: BTreeSet<Interface>,
@@ -55,7 +55,7 @@ pub struct Row {
     pub source: IpNet,
     /// Addresses of receivers, of the same family.
     pub destination: IpNet,
-    /// Protocol; none for every protocol.
+    /// Protocol; `None` for every protocol.
     pub protocol: Option<Protocol>,
     /// Ports of the sender; all if there is no protocol.
     pub source_ports: Span,
@@ -215,7 +215,8 @@ fn row(source: IpNet, destination: IpNet, rule: Rule) -> Row {
     }
 }
 
-/// The rules of rows. Two rows that differ in the family of all addresses only are one rule.
+/// The rules of rows. Two rows that differ only in whether they are about all IPv4 or all IPv6
+/// addresses are one rule.
 fn rules(rows: &[Row]) -> Vec<Rule> {
     let [four, six] = whole_families();
     let mut rules = Vec::new();

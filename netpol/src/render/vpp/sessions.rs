@@ -29,7 +29,7 @@ use crate::{
     rule::{Action, Net, Rule, Traffic},
 };
 
-/// Ports of one rule that become a session rule each, at most.
+/// Most ports of one rule that become session rules, one for each port.
 const MAX_PORTS: u32 = 1024;
 
 const TAG: &str = "contiv/vpp-policy";
@@ -44,7 +44,7 @@ pub struct SessionRule {
     pub scope: Scope,
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// Addresses of the pod; none in a pod's own table.
+    /// Addresses of the pod; `None` in a pod's own table.
     pub local: Option<Ipv4Net>,
     /// Port of the pod; 0 for every port.
     pub local_port: u16,
@@ -113,7 +113,7 @@ pub fn import(rules: &[SessionRule]) -> View {
 }
 
 impl SessionRule {
-    /// The rule that it is a part of.
+    /// The rule that this session rule is a part of.
     fn origin(&self) -> Rule {
         let remote = if self.tag.contains(SPLIT) {
             Net::Any
@@ -139,7 +139,7 @@ impl SessionRule {
         }
     }
 
-    /// The range of ports that it has one of.
+    /// The range of ports of which it has one.
     fn range(&self) -> Option<Span> {
         let (_, range) = self.tag.split_once(PORTS)?;
         let (first, last) = range.split_once('-')?;
@@ -234,8 +234,8 @@ impl List {
         Ok(())
     }
 
-    /// The rules without those that permit every port to everyone: the stack does so itself. One
-    /// stays where it says that a denial of every protocol is not about its own.
+    /// The rules without those that permit every port to everyone: the stack does so itself. Such a rule stays where
+    /// it says that a denial of every protocol is not about the rule's own protocol.
     fn without_defaults(self) -> Vec<SessionRule> {
         let is_default = |rule: &SessionRule| {
             let every_port = rule.local_port == 0 && rule.remote_port == 0;
@@ -269,7 +269,7 @@ impl List {
     }
 }
 
-/// The ports of a range as session rules have them, with the tag of the range; none if there are
+/// The ports of a range as session rules have them, with the tag of the range; `None` if there are
 /// too many.
 fn single(ports: Span) -> Option<(RangeInclusive<u16>, String)> {
     match ports.len() {

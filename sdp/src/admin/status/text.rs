@@ -12,7 +12,7 @@ use crate::{
     transparent::Mode,
 };
 
-/// Warnings shown; JSON has all of them.
+/// Most warnings that are shown; JSON has all of them.
 const MAX_WARNINGS: usize = 6;
 
 /// Lines with a word in front.

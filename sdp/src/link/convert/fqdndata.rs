@@ -1,6 +1,6 @@
-//! Messages of the FQDNData service ↔ our own types. Its habits: addresses of
-//! mappings are text in byte fields, those of endpoints raw, prefixes raw with
-//! a trailing length byte; the lists of one endpoint come in several rows.
+//! Messages of the FQDNData service ↔ our own types. The service's encoding: addresses of mappings
+//! are text in byte fields, addresses of endpoints are raw, prefixes are raw with a trailing length
+//! byte. The rules of one endpoint come in several rows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,7 @@ pub(in crate::link) struct State {
     pub(in crate::link) tables: AgentTables,
     /// Parts that could not be used. They allow nothing.
     pub(in crate::link) odd: Vec<String>,
-    /// Servers of a row that are of another transport: `protocol: ANY` names SCTP, too.
+    /// Servers in rows that are skipped for their transport: `protocol: ANY` names SCTP, too.
     pub(in crate::link) skipped: u64,
 }
 
@@ -185,7 +185,7 @@ pub(in crate::link) fn ack(request_id: String) -> wire::PolicyStateResponse {
     }
 }
 
-/// A mapping as the agent's cache takes it: a response, with what its TTL has left.
+/// A mapping in the form that the agent's cache takes: a response with the rest of its TTL.
 pub(in crate::link) fn mapping_out(
     mapping: &Mapping,
     client: IdentityId,
@@ -221,8 +221,8 @@ pub(in crate::link) fn mapping_out(
     }
 }
 
-/// A report, as the agent counts and logs it. It is a response that teaches only
-/// with addresses.
+/// A report in the form that the agent counts and logs. The agent learns only from a response with
+/// addresses.
 pub(in crate::link) fn report_out(report: &QueryReport) -> wire::FqdnMapping {
     let (failure, content) = match &report.event {
         Event::Query => (None, None),
@@ -262,7 +262,8 @@ pub(in crate::link) fn report_out(report: &QueryReport) -> wire::FqdnMapping {
     }
 }
 
-/// No query waits for a free place here: without one it is answered at once.
+/// Durations in the agent's form. The time for which a query waits for a place in flight is not
+/// measured.
 fn stats(times: &Times) -> wire::ProcessingStats {
     let nanos = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
     wire::ProcessingStats {

@@ -1,8 +1,7 @@
-//! Mappings to a Cilium agent, one unary call each, opened in the order of what they tell.
+//! Mappings and reports to a Cilium agent, one unary call each, in the order of the events.
 //!
-//! The agent answers a call when it has plumbed the addresses. Answers that pods
-//! wait for have most of the calls; repeated ones have few, so that no client
-//! waits behind it.
+//! The agent answers a call when it has plumbed the addresses. Most calls are for answers that pods
+//! wait for. Few are for repeated mappings, so that no client waits behind those.
 
 use std::{collections::VecDeque, future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
@@ -24,7 +23,7 @@ use crate::{
 };
 
 const UPDATE: &str = "UpdateMappingRequest";
-/// Calls about answers that pods wait for, at once.
+/// Most concurrent calls for answers that pods wait for.
 const LIVE: usize = 64;
 /// Most concurrent calls for mappings that no client waits for.
 const REPLAYS: usize = 16;
@@ -33,9 +32,9 @@ const MAX_REPORTS: usize = 32;
 /// The first report waits this long for others, so that one wake-up sends all of them. A report
 /// never waits behind its answer: mappings are sent after all reports.
 const GATHER: Duration = Duration::from_millis(2);
-/// A call the agent does not answer; the answer it is about was released long ago.
+/// Time limit of a call. By then, the DNS answer that it is about was released long ago.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
-/// How often it is noted that nothing more came, while an answer waits for a result.
+/// While an answer waits for a result: how often the link notes that it has read all results.
 const BEAT: Duration = Duration::from_millis(10);
 
 /// Content of a call, with the sequence number of its mapping.
@@ -76,7 +75,7 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
         tokio::select! {
             // Results before beats, so that a beat finds no result untaken.
             biased;
-            // At most every so often, however much else there is.
+            // Comes before branches that may always have work. It is due only once per interval.
             _ = allow.tick() => link.reports.allow_more(),
             Some(done) = sender.calls.join_next(), if !sender.calls.is_empty() => {
                 let (kind, came) =
@@ -103,7 +102,7 @@ struct Sender<'l> {
     live: usize,
     replays: usize,
     reports: usize,
-    /// Taken from the sink, not called yet.
+    /// Mappings from the sink for which no call is open yet.
     waiting: VecDeque<Outgoing>,
     again: VecDeque<Outgoing>,
 }
@@ -159,7 +158,8 @@ impl Sender<'_> {
         }
     }
 
-    /// Polled once here, so that calls are opened in this order: tasks start in any.
+    /// Starts a call. It is polled once here, so that calls are opened in order: tasks start in any
+    /// order.
     async fn start(&mut self, kind: CallKind, mut call: Call) {
         let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
         self.calls.spawn(async move {

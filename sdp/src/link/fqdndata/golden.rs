@@ -19,7 +19,7 @@ use crate::{
 const WEB: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 1, 166));
 /// The endpoint of the recording.
 const ENDPOINT: EndpointId = EndpointId(4055);
-/// The server outside the cluster, by `toCIDR`.
+/// The server outside the cluster, which a rule selects by `toCIDR`.
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(172, 30, 0, 53));
 
 fn data(name: &str) -> Vec<u8> {
@@ -110,7 +110,7 @@ fn the_states_of_a_restart_refuse_nothing() {
         kept.end_session();
         maps.set_agent_ready(false);
         maps.begin_agent_session();
-        // Killed after the second state; then again.
+        // The agent is killed after the second state, and then starts again.
         take("restart-0.bin", &mut kept);
         take("restart-1.bin", &mut kept);
     }

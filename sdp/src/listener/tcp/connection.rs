@@ -65,7 +65,7 @@ pub(super) struct Connection {
     /// A query that waits for a place in flight or for rules. No more queries are read while it
     /// waits.
     delayed: Option<Postponed>,
-    /// The same for a query that waits for a connection to the server.
+    /// A query that waits for a connection to the server. No more queries are read while it waits.
     unsent: Option<Unsent>,
     /// Memory that counts as the endpoint's share.
     memory: Memory,
@@ -227,7 +227,8 @@ impl Connection {
                 biased;
                 () = self.shared.stop.cancelled() => break EndReason::Cut,
                 (key, realised) = self.results.next() => Event::Realised(key, realised),
-                // Before the peers, so that a peer that never pauses does not stop the timers.
+                // Polled before the peers, so that a peer that never pauses does not stop the
+                // timers.
                 () = &mut alarm => Event::Alarm,
                 (via, happened) = self.links.happen(), if has_room => Event::Upstream(via, happened),
                 ready = self.client.stream.writable(), if self.client.out.len() > 0 => match ready {
@@ -300,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Whether everything is done that will be.
+    /// How the connection ends, if nothing is left to do.
     fn over(&mut self) -> Option<EndReason> {
         if self.client.finished {
             return Some(EndReason::Done);
@@ -480,7 +481,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Gives up queries whose server had its time.
+    /// Gives up queries that their server did not answer in time.
     fn give_up(&mut self) {
         let now = self.now;
         let observer = self.shared.proxy.observer();

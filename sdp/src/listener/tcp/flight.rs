@@ -22,9 +22,9 @@ pub(super) struct Flight {
     pub(super) resent: bool,
     /// The connection on which it was sent.
     pub(super) via: Via,
-    /// If its answer is many messages.
+    /// Set if its answer consists of many messages.
     pub(super) transfer: Option<Transfer>,
-    /// Its unit of all queries in flight.
+    /// Its unit of the limit on queries in flight.
     pub(super) _permit: Permit,
 }
 

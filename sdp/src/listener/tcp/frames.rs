@@ -15,7 +15,7 @@ const SMALL: usize = 2 * 1024;
 pub struct FrameReader {
     buffer: Vec<u8>,
     taken: usize,
-    /// Bytes to read next time at least.
+    /// Least number of bytes to read next time.
     wanted: usize,
 }
 
@@ -132,7 +132,7 @@ impl FrameReader {
     }
 }
 
-/// Bytes that are to go out.
+/// Bytes that wait to be sent.
 #[derive(Debug, Default)]
 pub(super) struct FrameWriter {
     buffer: Vec<u8>,

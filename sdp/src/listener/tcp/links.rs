@@ -47,7 +47,7 @@ pub(super) struct ServerConnections {
 }
 
 impl ServerConnections {
-    /// At most `limit` of them.
+    /// At most `limit` connections of all pods together.
     pub(super) fn new(limit: usize, proxy: &Proxy) -> Self {
         let stats = proxy.stats();
         Self {
@@ -89,9 +89,10 @@ impl Drop for ServerConnections {
 /// The connection that a query uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Via {
-    /// One of the pod's pool.
+    /// A connection of the pod's pool.
     Lent,
-    /// One that no other client ever uses: for a zone transfer, or from the client's own address.
+    /// A connection that no other client ever uses: for a zone transfer, or from the client's own
+    /// address.
     Own,
 }
 
@@ -221,7 +222,7 @@ impl Links {
                 Taken::Full => return Err(NoConnection),
             };
             let permit = self.permit(wanted.holder, Some(target));
-            // Without a system call if the runtime has reported nothing.
+            // Makes no system call if the runtime has reported nothing.
             if upstream.read_late_answers().is_ok() {
                 return Ok(Link {
                     upstream,

@@ -12,7 +12,7 @@ use shared_maps::IdentityId;
 /// Most shared connections of one pod to all servers together, in use or idle: those that serve
 /// several clients. The pod's share of all connections may be smaller.
 const MAX_OF_POD: usize = 512;
-/// Most of them to one server.
+/// Most shared connections of one pod to one server.
 const MAX_TO_SERVER: usize = 128;
 
 /// The other end of a connection, and the identity under which the pod reaches it.

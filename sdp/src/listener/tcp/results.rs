@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use crate::mapping::OnRealised;
 
-/// Receives the results. A result is kept only while its answer is held: one that comes after the answer was released is
-/// dropped. There is room for the results of all held answers at once.
+/// Receives the results. A result is kept only while its answer is held. A result that comes after
+/// the answer was released is dropped. There is room for the results of all held answers at once.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     mailbox: Arc<Mailbox>,

@@ -47,7 +47,7 @@ pub(super) struct TcpUpstream {
 /// The client for which a connection is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UpstreamIdentity {
-    /// Identity in the mark of the packets. None: they have no mark.
+    /// Identity in the mark of the packets. `None`: they have no mark.
     pub(super) identity: Option<IdentityId>,
     /// Address from which to connect, if not the node's. Port 0: the kernel selects one.
     pub(super) source: Option<SocketAddr>,

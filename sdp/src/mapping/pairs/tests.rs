@@ -267,7 +267,7 @@ fn many(name: &str, first: u32, count: u32, ttl: u32) -> Mapping {
     }
 }
 
-/// With the agent away: 64 answers of 4,000 addresses, where 200,000 pairs are kept.
+/// While the agent is away: 64 answers of 1,024 addresses, with room for 20,000 pairs.
 #[test]
 fn large_answers_of_one_endpoint_do_not_evict_pairs_of_another() {
     let mut pairs = PairTable::new(20_000);

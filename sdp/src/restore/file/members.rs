@@ -1,8 +1,8 @@
 //! The members of a large JSON object one by one, as bytes, read no further than needed.
 //!
 //! An endpoint's learned names may be tens of megabytes, of which a proxy that starts needs
-//! nothing. Values are separated by their brackets and quotes here; the caller that needs one parses
-//! it, and finds what is wrong with it.
+//! nothing. This module finds the end of a value by brackets and quotes. The caller that needs a
+//! value parses it and finds the errors in it.
 
 use std::{
     io::{self, Read},
@@ -20,7 +20,7 @@ pub(super) struct Members<R> {
     ended: bool,
 }
 
-/// Why an object cannot be read on.
+/// Why the rest of an object cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MembersError {
     #[error("cannot be read: {0}")]
@@ -89,7 +89,7 @@ impl<R: Read> Members<R> {
                     depth += 1;
                     self.at += 1;
                 }
-                // The end of the object around a number or word.
+                // The end of a number or word, or of the object around it.
                 b'}' | b']' | b',' if depth == 0 => break,
                 b'}' | b']' => {
                     depth -= 1;
@@ -205,7 +205,7 @@ mod tests {
             "{\"a\":\"\\",
         ] {
             let read = read(text);
-            // What a value is made of, its parser finds out.
+            // The value's parser decides whether the value is valid.
             let value = read.as_ref().ok().and_then(|all| all.first());
             assert!(
                 value.is_none_or(|(_, value)| value == "1;\"b\":2"),

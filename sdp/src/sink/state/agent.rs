@@ -1,4 +1,5 @@
-//! The agent that the sink sends to, and what its leases and acknowledgements count by.
+//! The agent that the sink sends to, and what decides whether its leases and acknowledgements
+//! count.
 
 use dns_policy::epoch::Epoch;
 
@@ -30,7 +31,7 @@ impl Agent {
         is_other
     }
 
-    /// Returns whether an agent was connected.
+    /// The agent has disconnected. Returns whether an agent was connected.
     pub(super) fn disconnected(&mut self) -> bool {
         self.session.end();
         self.epoch.take().is_some()

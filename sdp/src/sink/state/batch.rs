@@ -1,4 +1,4 @@
-//! The next batch for the agent: live answers first, then what no client waits for.
+//! The next batch for the agent: live answers first, then mappings that no client waits for.
 
 use dns_policy::{boot_time::BootTime, mapping::Realised};
 
@@ -8,8 +8,8 @@ use super::{
 use crate::sink::{Batch, Room, SinkStats};
 
 impl State {
-    /// The next mappings to send, and whether more could have been. Those for which no client
-    /// waits go as far as `room` and what else there is allow.
+    /// The next mappings to send, and whether there were more. Mappings that no client waits for
+    /// are included as far as `room` and the other mappings allow.
     pub(in crate::sink) fn next_batch(
         &mut self,
         now: BootTime,

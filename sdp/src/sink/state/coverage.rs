@@ -94,9 +94,9 @@ impl State {
         self.queues.renewals.push(Key::of(&mapping), now);
     }
 
-    /// An agent that plumbs addresses for longer than its own response max delay acknowledges
-    /// them before it has. One that took half of ours has plumbed them, unless its setting is
-    /// less than half of ours.
+    /// If plumbing takes an agent longer than its own response max delay, it acknowledges addresses
+    /// before they are plumbed. An acknowledgement that came within half of our delay counts: the
+    /// addresses are plumbed, unless the agent's delay is less than half of ours.
     pub(super) fn acknowledged(&mut self, sent: &InFlight, at: HoldWindow) {
         let took = at.now.nanos().saturating_sub(sent.sent.nanos());
         let is_prompt = took <= nanos(at.max_delay) / 2;

@@ -8,11 +8,11 @@ use super::{AwaitedResult, Calls, State, Waiting, nanos};
 
 /// How long after the response max delay a held answer counts as late.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
-/// How much earlier a listener may have begun to count: the answer after the last late one
-/// must not be held any more.
+/// How much earlier a listener may have begun to count. Once the last late answer is counted, the
+/// next answer must not be held.
 const LISTENER_AHEAD: Duration = Duration::from_millis(5);
-/// How much earlier than an answer is late the link may have heard the agent last for the agent
-/// to be the one that is late.
+/// The agent is the cause of a late answer if the link read from it within this time before the
+/// answer was late.
 const RESULT_WITHIN: Duration = Duration::from_millis(20);
 
 /// Held answers in a row for which the link heard no result in time: the agent counts as hung.
@@ -21,7 +21,7 @@ const HUNG_AFTER: u32 = 3;
 /// How late the agent is with its results.
 #[derive(Default)]
 pub(in crate::sink) struct Lateness {
-    /// When the link last had nothing more to read from the agent.
+    /// When the link last had read everything that the agent had sent.
     pub(in crate::sink) read_at: BootTime,
     in_a_row: u32,
     /// The last sequence that counted as late.
@@ -86,7 +86,7 @@ impl State {
         late
     }
 
-    /// The same, including answers whose mappings were not sent yet.
+    /// Like [`Self::expire_held`], including answers whose mappings were not sent yet.
     pub(in crate::sink) fn expire_queued(
         &mut self,
         now: BootTime,
@@ -104,7 +104,8 @@ impl State {
     }
 }
 
-/// The listener has its own, exact timer; here only the count is kept.
+/// Whether a held answer's time is over. The listener has an exact timer; this only serves the
+/// count.
 fn is_over(since: BootTime, now: BootTime, max_delay: Duration) -> bool {
     let bound = nanos(max_delay).saturating_add(nanos(GIVE_UP_AFTER));
     now.nanos().saturating_sub(since.nanos()) > bound

@@ -1,4 +1,4 @@
-//! What waits to be sent to the agent.
+//! Everything that waits to be sent to the agent.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ use crate::{
     },
 };
 
-/// Held answers queued at most, of which each endpoint has a share. Above it, answers are
+/// Most held answers in the queue. Each endpoint has a share of them. Above it, answers are
 /// released as if the agent were away.
 const MAX_HELD: usize = 16_384;
-/// Answers that were released at once and wait to be sent with their other data for the agent,
+/// Most answers that were released at once and wait to be sent with their other data for the agent,
 /// in shares too.
 const MAX_RELEASED: usize = 4096;
-/// Refreshes of one name are sent together this long.
+/// Refreshes of one name are collected for this long and sent together.
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
-/// The same for a name whose pairs the agent has acknowledged.
+/// How long refreshes of a name are collected if the agent has acknowledged its pairs.
 const RENEW_AFTER: Duration = Duration::from_secs(3);
 
 /// An answer that a client waits for.
@@ -107,7 +107,7 @@ impl Queues {
         }
     }
 
-    /// Has the names that were to be tried again replayed.
+    /// Queues the names that are to be tried again for replay.
     pub(in crate::sink) fn retry(&mut self) {
         for key in self.retries.drain(..) {
             self.replays.push(key);

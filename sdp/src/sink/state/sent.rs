@@ -14,17 +14,18 @@ use crate::mapping::{
     pairs::{AgentAck, Key},
 };
 
-/// Work in the agent for held answers at most, in units of one address and in shares too. The
-/// agent works in the order of arrival, so what it has of one endpoint delays the others; the rest
-/// waits here, where endpoints take turns. One endpoint alone has some 50 names on their way,
-/// which the agent takes in about a millisecond.
+/// Most work that the agent has for held answers, in units of one address and in shares too. The
+/// agent works in the order of arrival, so its work for one endpoint delays the others. More work
+/// waits here, where endpoints take turns. A single endpoint may have about 50 names on their way,
+/// which take the agent about a millisecond.
 const WINDOW: usize = 1024;
 /// Cost of a name for the agent in addition to its addresses.
 const NAME: usize = 8;
-/// Mappings sent and not answered for which no client waits, approximately: an answer that comes
-/// while thousands of names are sent again does not wait long behind them in the agent.
+/// Approximate limit of unanswered mappings that no client waits for: an answer that comes while
+/// thousands of names are sent again must not wait long behind them in the agent.
 const OTHERS: usize = 256;
-/// Sequences without a result, and as many that are not durable yet; the oldest are forgotten.
+/// Most sequences without a result, and most that are not durable yet. If there are more, the
+/// oldest are forgotten.
 const IN_FLIGHT: usize = 65_536;
 
 /// An answer that waits for the result of a mapping that was sent.
@@ -40,10 +41,10 @@ pub(super) struct InFlight {
     pub(super) key: Key,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) ack: AgentAck,
-    /// When it was sent, and until when its own TTL runs.
+    /// When the mapping was sent, and until when its TTL runs.
     pub(super) sent: BootTime,
     pub(super) runs_until: BootTime,
-    /// A client waited for it when it was sent.
+    /// Whether a client waited for the mapping when it was sent.
     pub(super) waited: bool,
 }
 
@@ -53,7 +54,7 @@ pub(in crate::sink) struct Sent {
     on_wire: Quota,
     others_on_wire: usize,
     in_flight: BTreeMap<u64, InFlight>,
-    /// Realised, and not on the agent's disk yet: no answer waits for these.
+    /// Mappings that are realised but not on the agent's disk yet. No answer waits for them.
     pub(super) undurable: BTreeMap<u64, InFlight>,
     pub(super) held: BTreeMap<u64, AwaitedResult>,
 }
@@ -125,7 +126,7 @@ impl Sent {
         }
     }
 
-    /// A mapping is on its way no more.
+    /// A mapping was answered, so it is no longer on its way.
     pub(super) fn answered(&mut self, sequence: u64) -> Option<InFlight> {
         let sent = self.in_flight.remove(&sequence)?;
         if sent.waited {
@@ -181,8 +182,8 @@ impl Sent {
     }
 }
 
-/// Cost of a mapping for the agent, in units of one address. One large mapping leaves room for
-/// another endpoint's.
+/// Cost of a mapping for the agent, in units of one address. One large mapping leaves room for a
+/// mapping of another endpoint.
 fn work(addresses: &[IpAddr]) -> usize {
     (NAME + addresses.len()).min(WINDOW / 2)
 }

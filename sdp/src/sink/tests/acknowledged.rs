@@ -1,5 +1,5 @@
-//! An agent without leases (FQDNData): what it has acknowledged to an endpoint is released at
-//! once while the TTL that it was sent runs, and still sent.
+//! An agent without leases (FQDNData): answers whose pairs it has acknowledged for an endpoint are
+//! released at once while the TTL in the sent mapping runs, and are still sent to the agent.
 
 use super::*;
 use crate::{query_report, query_report::Event};
@@ -12,7 +12,7 @@ struct Case {
 }
 
 impl Case {
-    /// An agent is there, and has acknowledged `a.` at 0 s.
+    /// A case with an agent that has acknowledged `a.` at 0 s.
     fn new() -> Self {
         let case = Self::unacknowledged();
         assert_eq!(case.at(0, "a."), Release::Held);
@@ -58,7 +58,7 @@ impl Case {
         self.sink.next_batch(self.time(secs)).mappings
     }
 
-    /// Sends all, and has it acknowledged; how many that were.
+    /// Sends all mappings and acknowledges them. Returns how many there were.
     fn acknowledge(&self, secs: u64) -> usize {
         let sent = self.sent(secs);
         let results = sent.iter().map(|out| acknowledged(out.sequence));
@@ -207,10 +207,11 @@ fn a_refusal_or_no_result_ends_what_was_acknowledged() {
     }
 }
 
-/// Cilium's agent acknowledges after its own response max delay what it has not plumbed yet.
+/// After its own response max delay, Cilium's agent acknowledges addresses that it has not plumbed
+/// yet.
 #[test]
 fn a_late_acknowledgement_does_not_count() {
-    // Half of which is over at once.
+    // Half of this delay is over at once.
     let case = Case::new_session(Duration::from_nanos(1));
     assert_eq!(case.at(0, "a."), Release::Held);
     assert_eq!(case.acknowledge(0), 1);

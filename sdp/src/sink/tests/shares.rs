@@ -48,8 +48,7 @@ fn of(endpoint: u16, name: &str) -> Mapping {
     mapping
 }
 
-/// 27,600 connections a second of one pod kept the link's task from running: its thread now
-/// does, but a machine may be that busy too.
+/// A busy machine can keep the link's thread from running.
 #[test]
 fn a_link_that_did_not_run_does_not_make_the_agent_hung() {
     let (sink, seen) = (
@@ -64,13 +63,13 @@ fn a_link_that_did_not_run_does_not_make_the_agent_hung() {
         sequences.push(sink.next_batch(start).mappings[0].sequence);
         sink.read_all(start);
     }
-    // Nothing was read since: the results may have come.
+    // The link has read nothing since then, so the results may have arrived.
     let later = start.plus_secs(1);
     sink.tick(later);
     assert_eq!(*seen.lock(), [Realised::AgentAway; 4]);
     assert_eq!(sink.stats().late.get(), 4);
     assert!(!sink.status().agent_hung);
-    // Nor do those count that were never sent.
+    // Mappings that were never sent do not count either.
     for name in ["e.", "f.", "g."] {
         learn(&sink, name, &seen);
     }

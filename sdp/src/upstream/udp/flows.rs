@@ -164,7 +164,7 @@ impl UdpUpstream {
         let fd = socket::udp_flow(wanted.server, wanted.identity, flow.0, port)?;
         let key = self.watch(fd, (wanted, opener), now, epoll)?;
         self.flows.opened(flow, key);
-        // Until its first query, and if there is none.
+        // The socket counts as idle until its first query.
         if let Some(socket) = self.sockets.get_mut(key) {
             self.flows.becomes_idle(key, socket);
         }

@@ -24,7 +24,7 @@ const ROOM: usize = 128;
 /// Most sockets per worker with the node's address. Of those that wait for answers, an endpoint may
 /// open as many as there are free ones, so that silent servers stop only their clients.
 const MAX_SOCKETS: usize = 512;
-/// The same for sockets with pods' addresses.
+/// Most sockets per worker with pods' addresses, with the same shares.
 pub(super) const MAX_TRANSPARENT: usize = 2048;
 /// Queries after which a socket is replaced.
 const MAX_QUERIES: u32 = 10_000;
@@ -34,8 +34,8 @@ const MAX_QUERIES: u32 = 10_000;
 /// than that.
 const MAX_AGE: Duration = Duration::from_secs(2);
 /// Time without an answer to a waiting query after which later queries get another socket: the pod
-/// behind this one may have ended without a word. Doubled for each such successor until an answer
-/// comes, so that a silent server costs few sockets.
+/// behind this one may have ended without a word. It doubles with each such successor until an
+/// answer comes, so that a silent server costs few sockets.
 pub(super) const PATIENCE: Duration = Duration::from_millis(300);
 /// From this number of queries or this age on, a successor is opened when there is nothing left to
 /// send. A query that had to open it would wait for eight system calls.
@@ -337,7 +337,7 @@ impl UdpUpstream {
         let Some(at) = own.and_then(|own| own.iter().position(|key| *key == Some(old))) else {
             return;
         };
-        // If that fails, the old one is used until a query finds it too old.
+        // If this fails, the old socket is used until a query finds it too old.
         if self.open_at((server, opener), at, now, epoll).is_ok() {
             self.retire(old);
         }

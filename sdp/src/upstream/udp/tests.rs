@@ -158,7 +158,7 @@ fn an_old_socket_is_used_if_no_new_one_can_be_opened() {
 
 #[test]
 fn a_query_that_finds_a_socket_too_old_opens_none() {
-    // By number, then by age.
+    // The socket is too old by its number of queries, then by its age.
     for (queries, pause) in [(25_000, Duration::ZERO), (200, Duration::from_secs(1))] {
         let mut worker = Worker::new();
         let mut used = Vec::new();

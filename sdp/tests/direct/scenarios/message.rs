@@ -236,7 +236,7 @@ impl Default for Opt {
 }
 
 impl Opt {
-    /// `end_to_end`: as a proxy passes it on.
+    /// Writes the record. `end_to_end`: in the form in which a proxy passes it on.
     pub(crate) fn write(&self, end_to_end: bool, out: &mut Vec<u8>) {
         let mut data = Vec::new();
         for (number, bytes) in &self.options {

@@ -270,7 +270,7 @@ impl Setup {
         Ok(self.connections.len())
     }
 
-    /// Nothing may be left that no line spoke of.
+    /// Checks that no message is left that no line mentioned.
     pub(super) fn end(mut self) -> Result<(), String> {
         self.poll()?;
         if !self.unclaimed.is_empty() {
@@ -336,7 +336,7 @@ fn write(mut stream: &TcpStream, bytes: &[u8], bytewise: bool) -> Result<(), Str
     for piece in frame.chunks(step) {
         stream.write_all(piece).map_err(said("sending"))?;
         if bytewise {
-            // Otherwise the kernel may put pieces together.
+            // Without the pause, the kernel may join pieces.
             std::thread::sleep(TICK / 4);
         }
     }

@@ -1,7 +1,7 @@
 //! The condition `Valid` in the status of a policy, as Cilium's operator writes it.
 //!
-//! A refused policy gets `False`, and an accepted one `True`. The reason marks a condition as one of
-//! ours: one that another writer set to `False` is never set to `True`.
+//! A refused policy gets `False`, and an accepted one `True`. The reason shows whether we wrote the
+//! condition. If another writer set it to `False`, it is never set to `True`.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 const VALID: &str = "Valid";
 /// Reason of a policy that is refused.
 const REFUSED: &str = "Refused";
-/// Reason and message of one that is accepted.
+/// Reason and message of a policy that is accepted.
 const ACCEPTED: (&str, &str) = ("Accepted", "Policy validation succeeded");
 
 /// Whether the status changes if the policy is accepted: it says that we refused the policy, or
@@ -25,10 +25,10 @@ fn says_otherwise(valid: Option<&Value>) -> bool {
     valid.is_none_or(|valid| valid["status"] == "False" && valid["reason"] == REFUSED)
 }
 
-/// The patch of the status: `refusal` as message, or accepted if there is none. `now` is the time of
-/// the change. None if the status needs no change.
+/// The patch of the status: `refusal` as message, or accepted if there is none. `now` is the time
+/// of the change. `None` if the status needs no change.
 ///
-/// It names the version of the object, so that it fails if another writer was faster.
+/// The patch names the version of the object, so that it fails if another writer was faster.
 pub(super) fn patch(object: &Value, refusal: Option<&str>, now: &str) -> Option<Value> {
     let conditions = object["status"]["conditions"].as_array();
     let mut conditions = conditions.cloned().unwrap_or_default();

@@ -10,7 +10,7 @@ const CONTROLLER: &str = "holdfast-agent";
 const INSTANCE_MAX: usize = 128;
 /// Bytes of the object's name in the name of its Event.
 const NAME_MAX: usize = 200;
-/// Where Events of objects without namespace are.
+/// The namespace of Events about objects without one.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// The namespace of an object's Events.
@@ -19,7 +19,7 @@ pub(super) fn namespace(object: &Value) -> &str {
     namespace.unwrap_or(DEFAULT_NAMESPACE)
 }
 
-/// Name of the Event: always the same for a refusal, so that each agent that reports it counts on.
+/// Name of the Event: always the same for a refusal, so that all agents that report it raise one count.
 pub(super) fn name(object: &Value, note: &str) -> String {
     let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
     let name = object["metadata"]["name"].as_str().unwrap_or_default();

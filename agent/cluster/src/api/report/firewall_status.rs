@@ -11,7 +11,7 @@ use super::event::shortened;
 
 /// Prefix of the one message that all agents share in `status.messages`.
 const OURS: &str = "holdfast: ";
-/// As OVN-Kubernetes words it: its own manager computes `status.status` from these messages.
+/// The wording of OVN-Kubernetes, whose own manager computes `status.status` from these messages.
 const APPLIED: &str = "EgressFirewall Rules applied";
 const REFUSED: &str = "EgressFirewall Rules not correctly applied";
 /// Longest reason in the message, bytes; a longer one is cut.
@@ -27,10 +27,9 @@ pub(super) fn is_marked(status: Option<&Value>) -> bool {
     }
 }
 
-/// The patch of the status: `refusal` as message, or accepted if there is none. None if the status
-/// needs no change.
+/// The patch of the status: `refusal` as message, or accepted if there is none. `None` if the status needs no change.
 ///
-/// It names the version of the object, so that it fails if another writer was faster.
+/// The patch names the version of the object, so that it fails if another writer was faster.
 pub(super) fn patch(object: &Value, refusal: Option<&str>) -> Option<Value> {
     let status = object.get("status");
     if refusal.is_none() && !is_marked(status) {

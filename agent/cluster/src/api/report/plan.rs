@@ -1,4 +1,4 @@
-//! Which condition or Event is written next, and when. Pure.
+//! Which condition or Event is written next, and when. No input or output.
 //!
 //! Each refusal is written once, and its Event again every [`REPEAT`]. Writes are spread over time,
 //! and a kind of writes that fails is tried again later and later.
@@ -28,7 +28,7 @@ const EVENTS: (u32, Duration) = (10, Duration::from_secs(6));
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Write {
     pub(super) key: String,
-    /// Why it is refused; none if it is accepted again.
+    /// Why the object is refused; `None` if it is accepted again.
     pub(super) message: Option<Arc<str>>,
     pub(super) what: What,
 }
@@ -37,16 +37,16 @@ pub(super) struct Write {
 pub(super) enum What {
     /// The status of a policy.
     Condition,
-    /// An Event; how often the refusal was reported with it.
+    /// An Event, and how often the refusal was reported with it.
     Event(u32),
 }
 
 /// Result of a write, as reported to [`Plan::done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It is there, or is not needed.
+    /// What was to be written is there, or is not needed.
     Done,
-    /// Another writer was faster: again, soon.
+    /// Another writer was faster; the write is soon tried again.
     Conflict,
     /// The server refuses it or does not answer.
     Failed,
@@ -80,7 +80,7 @@ enum Channel {
 /// The last write about an object.
 #[derive(Debug)]
 struct Written {
-    /// None: not written yet, or accepted again.
+    /// Why the object is refused; `None` if the write says that it is accepted.
     message: Option<Arc<str>>,
     is_done: bool,
     at: Instant,
@@ -114,7 +114,7 @@ impl Plan {
     /// The next write. [`Self::done`] must follow.
     pub(super) fn next(&self, now: Instant) -> Next {
         let mut due_at: Option<Instant> = None;
-        // The one that was tried longest ago: one that always fails holds up no other.
+        // Choose the write that was tried longest ago, so that a write that always fails holds up no other.
         let mut chosen: Option<(Option<Instant>, Write)> = None;
         for (due, tried, write) in self.wanted() {
             if due > now {
@@ -216,7 +216,7 @@ struct Pace {
     /// Time at which the writes so far would end if each took `each`. It is in the future by `burst` writes
     /// at most.
     spent: Instant,
-    /// No write before this time, after one that failed.
+    /// No write before this time, after a write that failed.
     blocked: Instant,
     retry: Duration,
 }
@@ -232,7 +232,7 @@ impl Pace {
         }
     }
 
-    /// From when the next write may be done.
+    /// The time from which the next write may be done.
     fn free(&self) -> Instant {
         let ahead = self.each * self.burst.saturating_sub(1);
         let by_rate = self.spent.checked_sub(ahead).unwrap_or(self.spent);

@@ -1,4 +1,4 @@
-//! What EgressFirewalls select of nodes: blocks of their addresses, and labels of their objects.
+//! What EgressFirewalls select nodes by: blocks of their addresses, and labels of their objects.
 //!
 //! Owns which blocks and which keys of labels are selected. It keeps one invariant: an address of
 //! a node has the label of the longest selected block that covers it, and those labels of its node
@@ -26,7 +26,7 @@ impl State {
         }
     }
 
-    /// A selector means nodes in this block no more.
+    /// A selector no longer means nodes in this block.
     pub(in crate::core) fn drop_nodes_in(&mut self, block: IpNet) {
         if release(&mut self.cluster.nodes.blocks, &block) {
             self.ipcache.unclaim(block, &Owner::NodesOfPolicy);
@@ -46,7 +46,7 @@ impl State {
         }
     }
 
-    /// A selector asks for labels of nodes no more.
+    /// A selector no longer asks for labels of nodes.
     pub(in crate::core) fn drop_node_labels(&mut self, selector: &LabelSelector) {
         let mut is_last = false;
         for key in keys(selector) {

@@ -1,5 +1,5 @@
-//! What a change of policy does to subjects, selectors and labels; in which order, says
-//! [`crate::core::changes`].
+//! What a change of policy does to subjects, selectors and labels. [`crate::core::changes`] has the
+//! order.
 
 use dns_policy::{name::Fqdn, pattern::SelectorKey, rule::NameRule};
 use ipnet::IpNet;
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// Gives all addresses of a name these labels of its, or none.
+    /// Gives all addresses of a name these labels; `None` takes its labels from them.
     pub(in crate::core) fn label_name(&mut self, name: &Fqdn, labels: Option<LabelSet>) {
         let Some(entry) = self.learned.names.name_mut(name) else {
             return;
@@ -123,8 +123,7 @@ impl State {
         entry.labels = labels;
     }
 
-    /// Gives selectors their identities that came before prefixes could ask for the numbers
-    /// which they had.
+    /// Gives identities to selectors that came before prefixes could ask for their former numbers.
     pub(in crate::core) fn preallocate_early(&mut self) {
         for selector in self.policy.preallocated() {
             self.preallocate(&selector);
@@ -145,7 +144,7 @@ impl State {
         self.policy.preallocate(selector.clone(), held);
     }
 
-    /// Labels of addresses that only this selector selects, of each family.
+    /// For each family, the labels of an address that only this selector selects.
     pub(in crate::core) fn labels_alone(&self, selector: &NameRule) -> Vec<LabelSet> {
         let labels = self.config.whole_families().map(|all| {
             LabelSet::new(vec![

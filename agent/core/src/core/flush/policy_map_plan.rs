@@ -30,9 +30,9 @@ use crate::{
 /// What differs between the entries that an endpoint's map has and those that it has to have.
 #[derive(Default)]
 struct Difference {
-    /// Entries to set, each with the value that is there.
+    /// Entries to set, each with the value that it replaces.
     sets: Vec<(PolicyKey, PolicyValue, Option<PolicyValue>)>,
-    /// Entries that a new table takes the place of.
+    /// Entries that a new table replaces.
     replaced: Vec<(PolicyKey, PolicyValue)>,
     /// Entries that go at the end of the round.
     unsets: Vec<(PolicyKey, PolicyValue)>,
@@ -73,7 +73,7 @@ impl Difference {
         }
     }
 
-    /// Entries that the map has not.
+    /// How many entries the map lacks.
     fn added(&self) -> usize {
         let added = self.sets.iter().filter(|(_, _, before)| before.is_none());
         added.count()
@@ -85,8 +85,8 @@ impl Difference {
         denies.map(|(key, ..)| key)
     }
 
-    /// The changes in their order, each with what is there: tables, the entries that they replace,
-    /// the other entries.
+    /// The changes in their order: tables, the entries that they replace, the other entries. Each has
+    /// the new value and the former one.
     fn in_order(mut self) -> Vec<(PolicyKey, Option<PolicyValue>, Option<PolicyValue>)> {
         self.sets
             .sort_by_key(|(key, value, _)| (set_order(key, value), *key));
@@ -168,15 +168,15 @@ impl State {
         }
     }
 
-    /// How many entries a map would need that has no room for its new ones.
+    /// If a map has no room for its new entries: how many entries it would need.
     fn lacks_room(&self, endpoint: &Endpoint, difference: &Difference) -> Option<usize> {
         let added = difference.added();
         let needed = endpoint.policy_entries() + added;
         (added > 0 && needed > self.policy_map_max(endpoint.id)).then_some(needed)
     }
 
-    /// A map without room keeps its entries. One without entries drops every packet: none of them may
-    /// pass by an entry for everyone.
+    /// Notes that a policy does not fit. A map with entries keeps them. A map without entries drops
+    /// every packet, and gets no entry for everyone.
     fn keep_policy(&mut self, plan: &mut Plan, id: EndpointId, needed: usize) {
         let is_empty = self.endpoints.get(id).is_none_or(is_empty);
         let meanwhile = match is_empty {

@@ -57,7 +57,7 @@ impl State {
         }
     }
 
-    /// Endpoints whose files have other rules than they.
+    /// Endpoints whose DNS rules differ from those in their files.
     pub(in crate::core) fn with_other_rules(&self) -> Vec<EndpointId> {
         let stale = self.endpoints.iter().filter(|endpoint| {
             let subject = self.policy.subject(endpoint.identity);
@@ -78,7 +78,7 @@ impl State {
         if !for_names_alone || !self.config.names_kept_later {
             self.file(plan, id);
         } else if self.files.is_being_written(id) {
-            // A disk that takes so long gets the next write when this one is done.
+            // The disk is slow: the next write begins after the one under way.
             self.files.postpone(id, self.now);
         } else {
             let Some(file) = self.unrendered(id, &rules) else {

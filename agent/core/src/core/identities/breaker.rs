@@ -6,17 +6,17 @@
 //! yet gets none:
 //!
 //! - an address gets the labels of some of its names: those of the largest combination, among the
-//!   latest [`CONSIDERED`] identities, that takes from the address nothing that it has and shall
-//!   have;
-//! - where there is no such combination, an address keeps what it has of that, a new one gets the
-//!   label of one of its selectors.
+//!   latest [`CONSIDERED`] identities, that takes from the address no label which it has and still
+//!   should have;
+//! - without such a combination, an address keeps those of its labels that it still should have, and
+//!   a new address gets the label of one of its selectors.
 //!
-//! Whatever else its labels say (blocks and names that EgressFirewalls deny, and so what denies) is
-//! always in force, and no label outlives its name. A single selector's identity, and combinations in force that get a block's
-//! label, come from policy and not from answers: they are never refused. Nor is the rest of
-//! a combination when a name is removed: it replaces one in use. Mappings of such an address count as
-//! not realised and get no lease. What has to wait is tried again when an identity of names has
-//! come or gone.
+//! All other labels (of blocks, and of names that EgressFirewalls deny) are always in force, and no
+//! label outlives its name. A single selector's identity, and combinations in force that get a block's
+//! label, come from policy and not from answers: they are never refused. The rest of a combination from
+//! which a name is removed is not refused either: it replaces one in use. Mappings of an address with
+//! only some of its labels count as not realised and get no lease. What has to wait is tried again when
+//! an identity of names has come or gone.
 //!
 //! After a restart an address has what the ipcache says; identities that are in force there and
 //! those of single selectors count before anything has asked for them again. Where the
@@ -33,8 +33,8 @@ use crate::{
     labels::{DNS_NAME, Label, LabelSet},
 };
 
-/// Identities among which the nearest is looked for, the latest first: so long a look may take for
-/// one address.
+/// How many identities, the latest first, are searched for the nearest combination. This bounds the
+/// time that one address takes.
 const CONSIDERED: usize = 1024;
 
 /// Whether each of `some` is one of `all`.
@@ -78,8 +78,8 @@ impl State {
         Some(part).filter(|part| part != labels)
     }
 
-    /// At the sync: combinations that will have an identity once everything is resolved, whatever
-    /// answers say.
+    /// At the sync, notes the combinations that will have an identity once everything is resolved,
+    /// whatever answers say.
     pub(in crate::core) fn await_names(&mut self) {
         let withheld = self.numbers.withheld();
         let in_force =
@@ -96,8 +96,8 @@ impl State {
         }
     }
 
-    /// The largest known combination of these names, with all other labels, that has every
-    /// label of theirs that the prefix has.
+    /// The largest known combination of these names, with all other labels. It includes every label
+    /// among `labels` that the prefix already has.
     fn nearest(&self, labels: &LabelSet, has: Option<&LabelSet>) -> Option<LabelSet> {
         let others = |labels: &LabelSet| {
             let others = labels.iter().filter(|label| !self.may_be_left_out(label));
@@ -118,8 +118,8 @@ impl State {
         known.max_by_key(|known| known.as_slice().len()).cloned()
     }
 
-    /// Whether the label is that of a name, and no firewall denies the name: without the label a
-    /// packet would pass.
+    /// Whether the label is that of a name which no firewall denies. Without the label of a denied name
+    /// a packet would pass.
     fn may_be_left_out(&self, label: &Label) -> bool {
         let is_denied = label.source() == DNS_NAME && self.resolved.used().is_denied(label);
         is_name(&label) && !is_denied

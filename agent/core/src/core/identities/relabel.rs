@@ -1,12 +1,12 @@
 //! After a restart: labels before rules.
 //!
-//! A change of policy goes in three phases ([`crate::core::changes`]): labels of new selectors
-//! under the old rules, the rules, labels that no policy uses any more. A policy that changed
-//! while the agent was down must go the same way, or an address whose identity changes meets
-//! the new policy of its old identity: open for a moment although neither policy lets it
-//! pass. The old rules are gone, but their verdicts are in the policy maps: an identity that
-//! no prefix has yet gets the entries of the one that its addresses have, if that is one. The
-//! grace of restored labels is the third phase.
+//! A change of policy begins with three stages ([`crate::core::changes`]): labels of new selectors under
+//! the old rules, the rules, removal of labels that no policy uses any more. A policy that changed while
+//! the agent was down must go the same way, or an address whose identity changes meets the new policy of
+//! its old identity: open for a moment although neither policy lets it pass. The old rules are gone, but
+//! their verdicts are in the policy maps: an identity that no prefix has yet gets the entries of the
+//! identity that its addresses have, if they all have the same one. The end of the grace of restored
+//! labels is the third stage.
 
 use std::{
     borrow::Cow,
@@ -26,7 +26,7 @@ use crate::{
     policy::compute::{entries::Entries, set_order::set_order},
 };
 
-/// An entry: what it shall be, and what it is.
+/// An entry of an endpoint's map: the value that it shall have, and the one that it has.
 type Change = (
     EndpointId,
     PolicyKey,
@@ -62,8 +62,8 @@ impl State {
         }
     }
 
-    /// What each label set takes over from, by where the addresses of its prefixes are now; none
-    /// if they are in several places.
+    /// For each label set, the identity that is in force at its prefixes, whose entries it takes over.
+    /// `None` if its prefixes have different ones.
     fn takes_over(&self, moves: &[IpNet]) -> HashMap<LabelSet, Option<IdentityId>> {
         let mut found = HashMap::new();
         for prefix in moves.iter().copied() {
@@ -112,9 +112,9 @@ impl State {
         }
     }
 
-    /// A number asked for by prefixes whose labels differ now goes to none of them, and a label
-    /// set whose prefixes ask for several numbers gets none of these: what one of them has in
-    /// force would for a moment be the other's.
+    /// A number that prefixes with different labels ask for goes to none of them, and a label set whose
+    /// prefixes ask for several numbers gets none of these. Otherwise one prefix would for a moment
+    /// have the access of another.
     fn drop_contested(&mut self) {
         let mut asking: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
         let mut asked: HashMap<LabelSet, Option<IdentityId>> = HashMap::new();
@@ -136,10 +136,10 @@ impl State {
         self.restoration.retain_requests(|id| agreed(id).is_some());
     }
 
-    /// Gives identities that come into force the entries of the one they take over from. One
-    /// that takes over from several gets those of the new policy, which each of its prefixes
-    /// then meets with one write: what the first had is not for the others. Gives the
-    /// identities whose entries would not fit: their prefixes move with the new policy.
+    /// Gives identities that come into force the entries of the one they take over from. An identity
+    /// that takes over from several gets the entries of the new policy, which each of its prefixes
+    /// meets with one write: what one of the former identities may do is not for the others. Returns
+    /// the identities whose entries would not fit: their prefixes move with the new policy.
     fn give_policy(
         &mut self,
         plan: &mut Plan,
@@ -189,7 +189,7 @@ impl State {
                     .map(|(key, old)| (endpoint.id, *key, None, Some(*old))),
             );
         }
-        // The reverse of how they are set.
+        // In the reverse of the order in which entries are set.
         changes.sort_by_key(|(id, key, _, old): &Change| {
             let order = old.as_ref().map(|old| set_order(key, old));
             (*id, std::cmp::Reverse(order), *key)
@@ -202,8 +202,8 @@ impl State {
         self.ipcache.in_force_at(prefix).unwrap_or(world)
     }
 
-    /// What has to change for `wanted` to have the policy of `was`, or else the new one; none
-    /// if a map has no room for it.
+    /// What has to change for `wanted` to have the policy of `was`, or the new one if `was` is
+    /// `None`. Gives `None` if a map has no room for it.
     fn taken_over(&self, wanted: IdentityId, was: Option<IdentityId>) -> Option<Vec<Change>> {
         let nothing = Entries::new();
         let mut changes = Vec::new();
@@ -224,7 +224,7 @@ impl State {
                 .flat_map(|entries| entries.iter())
                 .map(|(key, value)| (of_identity(key, wanted), *value))
                 .collect();
-            // Left of a run that was cut short, or of a selector without addresses.
+            // Left by a run that was cut short, or by a selector without addresses.
             let gone = has.iter().filter(|(key, _)| !shall.contains_key(key));
             changes.extend(gone.map(|(key, old)| (endpoint.id, *key, None, Some(*old))));
             let mut added = 0;

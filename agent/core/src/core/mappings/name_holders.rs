@@ -1,8 +1,8 @@
 //! Kinds of rules that hold the addresses of an answer, each with labels of its own.
 //!
-//! A mapping is learned once, for the endpoint that got the answer ([`State::learn`]). Which rules
-//! take its addresses is decided here: those with `toFQDNs`, and EgressFirewalls
-//! ([`crate::core::resolved`]). The step of a mapping knows none of them; a further kind is a field of
+//! A mapping is learned once, for the endpoint that got the answer ([`State::learn`]). Which rules take
+//! its addresses is decided here: those with `toFQDNs`, and EgressFirewalls
+//! ([`crate::core::resolved`]). `State::learn` knows neither kind; a further kind is a field of
 //! [`Holders`].
 
 use std::net::IpAddr;
@@ -17,12 +17,12 @@ use crate::{
 /// Who takes an answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct Holders {
-    /// The names of the node, which have the labels of `toFQDNs` rules.
+    /// Whether the names of the node take it, which have the labels of `toFQDNs` rules.
     names: bool,
     firewalls: Relevance,
 }
 
-/// A pair that holders take, besides the endpoint that got it.
+/// A pair for the holders, besides the endpoint that got the answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct HeldPair<'a> {
     pub(in crate::core) name: &'a Fqdn,
@@ -38,8 +38,8 @@ impl Holders {
         !self.names && self.firewalls != Relevance::Counts
     }
 
-    /// Whether the answer may be under a lease: one that counts must not be released under the
-    /// lease of one that does not.
+    /// Whether the answer may be under a lease: an answer that counts must not be released under the
+    /// lease of one that does not count.
     pub(in crate::core) fn allow_lease(self) -> bool {
         self.firewalls != Relevance::Untrusted
     }
@@ -51,7 +51,7 @@ impl Holders {
 }
 
 impl State {
-    /// Who takes an answer; counts it.
+    /// Who takes an answer; counts the answer.
     pub(in crate::core) fn holders_of(
         &mut self,
         mapping: &Mapping,
@@ -64,8 +64,8 @@ impl State {
         }
     }
 
-    /// How much room holders have for an address. `None` if none but the names of the node takes
-    /// it, whose room is that of the endpoint.
+    /// How much room holders have for an address. `None` if only the names of the node take it: their
+    /// room is that of the endpoint.
     pub(in crate::core) fn holders_room(
         &self,
         holders: Holders,

@@ -1,5 +1,5 @@
 //! Which DNS servers are trusted for names, and the answers that open nothing because their server is
-//! not (`--tofqdns-servers`).
+//! not trusted (`--tofqdns-servers`).
 //!
 //! An address has one identity on the node: its labels open it to every endpoint whose policy selects
 //! the name, whichever pod asked. So the owner of two pods, one of them a DNS server, could open any
@@ -39,8 +39,8 @@ impl State {
         self.resolved.trusted_servers().contains(&server)
     }
 
-    /// Whether an answer may give its addresses the labels of `toFQDNs` rules. Counts and remembers
-    /// one that may not, or would not with `--tofqdns-servers=trusted`.
+    /// Whether an answer may give its addresses the labels of `toFQDNs` rules. Counts and remembers an
+    /// answer that may not, or that may not with `--tofqdns-servers=trusted`.
     pub(in crate::core) fn counts_for_names(&mut self, mapping: &Mapping) -> bool {
         if self.is_trusted(mapping.server) {
             return true;

@@ -9,12 +9,12 @@ use shared_maps::EndpointId;
 /// Seconds of the rate that one endpoint may use at once.
 const BURST: f64 = 10.0;
 
-/// One stream's.
+/// The rate of one stream.
 ///
-/// Each recently learned pair counts against its endpoint. The rate pays these counts off for
-/// all endpoints together, each in proportion to its count. The rule of
-/// [`limits::quota::Quota`] says how much an endpoint may owe: no more than is free. One
-/// that floods the proxy gets half of what there is, and the others find the other half.
+/// Each recently learned pair counts against its endpoint. The rate pays these counts off for all
+/// endpoints together, each in proportion to its count. By the rule of [`limits::quota::Quota`] an
+/// endpoint may owe no more than is free. An endpoint that floods the proxy gets half of what there is,
+/// and the others find the other half.
 #[derive(Debug)]
 pub(in crate::core) struct MappingRate {
     owed: HashMap<EndpointId, f64>,
@@ -42,7 +42,7 @@ impl MappingRate {
         let rate = f64::from(rate);
         self.pay_off(rate, now);
         let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).max(1);
-        // What no endpoint may ever owe would never pass.
+        // A price above what any endpoint may owe would never pass.
         let price = f64::from(addresses).min(rate * BURST);
         let own = self.owed.get(&endpoint).copied().unwrap_or(0.0) + price;
         let free = 2.0 * rate * BURST - self.total - price;
@@ -66,7 +66,7 @@ impl MappingRate {
         let left = (1.0 - elapsed.as_secs_f64() * rate / self.total).max(0.0);
         self.owed.retain(|_, owed| {
             *owed *= left;
-            // Less than a thousandth of an address: no endpoint is remembered for ever.
+            // Below a thousandth of an address the endpoint is forgotten.
             *owed > 0.001
         });
         self.total = self.owed.values().sum();
@@ -79,8 +79,8 @@ mod tests {
 
     const RATE: u32 = 20_000;
 
-    /// Has endpoint 1 ask for `flood` addresses every 10 ms for a minute, and endpoint 2 for 5.
-    /// Says what of each passes.
+    /// Has endpoint 1 ask for `flood` addresses every 10 ms for a minute, and endpoint 2 for 5. Gives
+    /// how many addresses of each endpoint pass.
     fn a_minute(flood: usize) -> [usize; 2] {
         let mut rate = MappingRate::new(BootTime::START);
         let mut passed = [0; 2];

@@ -11,14 +11,14 @@ use crate::{
     datapath::map_query::{MapQuery, PROGRAMS_BATCH, ProgramFault},
 };
 
-/// Between two runs at most: with the run itself and the repair well below five seconds.
+/// Longest pause between two runs: with a run and the repair it stays well below five seconds.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Between two queries of a run.
+/// Pause between two queries of a run.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Times in a row that programs are attached again for a fault that may last: another program
 /// that also takes the first place would otherwise exchange places with ours for ever.
 const REGAINS: u32 = 3;
-/// After so many, and this long after the last one, it is tried once more.
+/// This long after the last of [`REGAINS`] times, the programs are attached once more.
 const TRUCE: Duration = Duration::from_secs(60);
 
 /// How far a run over the endpoints' programs is.
@@ -26,7 +26,7 @@ const TRUCE: Duration = Duration::from_secs(60);
 pub(in crate::core) struct ProgramsRun {
     /// When the next query is due.
     due: BootTime,
-    /// The endpoint that was queried last; none between two runs.
+    /// The endpoint that was queried last; `None` between two runs.
     after: Option<EndpointId>,
     /// The query under way is one for programs.
     under_way: bool,
@@ -45,7 +45,7 @@ impl ProgramsRun {
     pub(in crate::core) fn due(&self) -> BootTime {
         self.due
     }
-    /// The next endpoints whose programs are queried; none before they are due.
+    /// The next endpoints whose programs are queried; `None` before they are due.
     pub(in crate::core) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if self.due > state.now {
             return None;
@@ -90,8 +90,8 @@ impl ProgramsRun {
                     false
                 }
             };
-            // Nothing passes an interface that is gone, and nothing can be attached to it: its
-            // endpoint's source finds the next one.
+            // Nothing passes an interface that is gone, and nothing can be attached to it: the
+            // endpoint's source finds the next interface.
             let is_gone = faults
                 .iter()
                 .any(|f| matches!(f, ProgramFault::NoInterface(_)));
@@ -141,7 +141,7 @@ impl ProgramsRun {
         }
     }
 
-    /// After a while without a contest the next one is a new one.
+    /// Forgets a contest that has been quiet for a while: the next one counts from the start.
     fn forget_contest(&mut self, id: EndpointId, now: BootTime) {
         let contest = self.contested.get(&id);
         if contest.is_some_and(|contest| contest.last.plus(TRUCE) <= now) {

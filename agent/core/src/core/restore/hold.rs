@@ -64,7 +64,7 @@ impl State {
             let next = metadata
                 .desired
                 .filter(|_| metadata.realised != metadata.desired);
-            // A pod is new: it had no identity of which it could keep the entries.
+            // A pod is left out: it is new, and had no identity whose entries it could keep.
             let Some(next) = next.filter(|next| !next.is_endpoint()) else {
                 continue;
             };

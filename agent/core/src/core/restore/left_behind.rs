@@ -1,9 +1,9 @@
 //! Programs at interfaces of pods of which the state directory has nothing.
 //!
-//! The files of an earlier run are lost, so nothing says which pod it was and which policy it has. It
-//! stays closed: its policy map loses its entries, and its programs stay attached until an endpoint
-//! is attached to the interface. If an endpoint is there already, the programs stay as they are
-//! until it is attached.
+//! The files of an earlier run are lost, so nothing says which pod has the interface and which policy
+//! it has. The pod stays closed: its policy map loses its entries, and its programs stay attached until
+//! an endpoint is attached to the interface. If an endpoint is there already, the programs stay as they
+//! are until it is attached.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl State {
-    /// Plans that nothing passes interfaces whose pod is unknown.
+    /// Closes interfaces whose pod is unknown: their policy maps lose their entries.
     pub(in crate::core) fn close_left(&mut self, plan: &mut Plan) {
         if self.endpoints.left().0.is_empty() {
             return;
@@ -35,7 +35,7 @@ impl State {
         }
     }
 
-    /// Plans that programs go which endpoints have replaced at their interfaces.
+    /// Removes the programs that endpoints have replaced at their interfaces.
     pub(in crate::core) fn replace_left(&mut self, plan: &mut Plan) {
         if self.endpoints.left().0.is_empty() {
             return;

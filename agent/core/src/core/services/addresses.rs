@@ -1,8 +1,8 @@
 //! Which Service has an address.
 //!
 //! Several Services may have one address, and authors of Services write `externalIPs` freely. An
-//! address in the cluster counts before one of a load balancer, and that before an external one.
-//! Among equals, it belongs to the Service that had it first. An address outside does not belong to
+//! address in the cluster counts before one of a load balancer, and that before an external one. Among
+//! equals, the address belongs to the Service that had it first. An address outside does not belong to
 //! a Service if it is that of a node, a pod or an API server ([`Metadata::identity`]), or of a DNS
 //! server that policy names.
 //!
@@ -42,8 +42,7 @@ impl State {
         }
     }
 
-    /// A document is in the place of another one: addresses of DNS servers in its rules are no
-    /// Service's.
+    /// A document replaces another one: addresses of DNS servers in its rules belong to no Service.
     pub(crate) fn note_dns_servers(
         &mut self,
         old: Option<&PolicyDocument>,

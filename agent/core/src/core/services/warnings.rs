@@ -40,7 +40,7 @@ struct Refused<'a> {
 }
 
 impl State {
-    /// Services with the address of another one, and Services that are closed because policy treats
+    /// Services with the address of another Service, and Services that are closed because policy treats
     /// their backends differently.
     pub(crate) fn service_warnings(&self) -> Vec<String> {
         let mut found: Vec<String> = self.without_pod_blocks().into_iter().collect();
@@ -72,7 +72,7 @@ impl State {
         found
     }
 
-    /// Addresses in `spec.externalIPs` that are judged as what they are otherwise.
+    /// Addresses in `spec.externalIPs` that are not judged as the Service.
     fn refused_addresses(&self) -> Vec<String> {
         let by_flag = self.cluster.services.refused().map(|(address, key)| {
             format!(
@@ -86,7 +86,7 @@ impl State {
             let metadata = self.ipcache.get(address.into())?;
             let other = match metadata.identity() {
                 Some(identity) if identity.is_service() => return None,
-                // Without a number.
+                // The Service has no number yet.
                 Some(IdentityId::UNMANAGED) => return None,
                 _ if addresses.is_dns_server(address) => {
                     "is a DNS server to which a policy allows queries".to_owned()
@@ -317,7 +317,7 @@ impl State {
         })
     }
 
-    /// Identity by which a backend is judged; none while it is left out.
+    /// Identity by which a backend is judged; `None` while it is left out.
     pub(crate) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
         match self.cluster.services.exception(service, backend.address) {
             Some(Exception::Unknown(since)) if since.plus_secs(SKEW) > self.now => None,

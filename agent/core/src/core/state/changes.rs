@@ -13,7 +13,7 @@ use crate::{
 /// Changes of policy that are not in force yet.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Keys of documents and their new versions; none = it goes.
+    /// Keys of documents and their new versions; `None` removes the document.
     pub(crate) waiting: VecDeque<(String, Option<Arc<PolicyDocument>>)>,
     pub(crate) under_way: Option<Change>,
     pub(crate) files: Files,

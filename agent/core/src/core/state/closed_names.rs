@@ -17,8 +17,8 @@ use crate::fqdn::{
 
 /// Cleanings remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;
-/// For how long those of one endpoint are, seconds, beyond the longest TTL: after that no proxy sends
-/// what was seen before.
+/// How long a cleaning of one endpoint is remembered beyond the longest TTL, seconds: after that no
+/// proxy sends what it saw before the cleaning.
 const REMEMBERED_AFTER: u64 = 3600;
 
 /// One cleaning, ready to be compared with names.
@@ -29,7 +29,7 @@ pub(crate) struct Cleaned {
 }
 
 impl Cleaned {
-    /// None if the pattern is not valid: it matches nothing.
+    /// `None` if the pattern is not valid, and so matches nothing.
     pub(crate) fn new(what: Cleaning) -> Option<Self> {
         let compile = |text: &String| SelectorMatcher::compile(&NameRule::Pattern(text.clone()));
         let matcher = what.pattern.as_ref().map(compile).transpose().ok()?;
@@ -74,7 +74,8 @@ impl ClosedNames {
     pub(crate) fn restore(&mut self, names: CleanedNames, boot_id: &str, now: BootTime) {
         let mut cleanings = names.cleanings;
         if names.boot_id != boot_id {
-            // No proxy has an answer from before the boot. The file of --tofqdns-pre-cache has.
+            // No proxy has an answer from before the boot. The file of --tofqdns-pre-cache may have
+            // one.
             cleanings.retain(|cleaning| cleaning.endpoint.is_none() && cleaning.at_unix > 0);
             cleanings
                 .iter_mut()
@@ -87,8 +88,8 @@ impl ClosedNames {
         self.is_unsaved = false;
     }
 
-    /// Remembers a cleaning, and drops those that it covers or that are too old to matter. One of the
-    /// whole node matters as long as the file of `--tofqdns-pre-cache` may have the names.
+    /// Remembers a cleaning, and drops those that it covers or that are too old to matter. A cleaning
+    /// of the whole node matters as long as the file of `--tofqdns-pre-cache` may have the names.
     pub(crate) fn add(&mut self, cleaned: Cleaned, now: BootTime) {
         let lasts = u64::from(MAX_TTL) + REMEMBERED_AFTER;
         self.cleanings.retain(|known| {
@@ -102,7 +103,7 @@ impl ClosedNames {
         self.is_unsaved = true;
     }
 
-    /// Whether an endpoint's name was cleaned since then.
+    /// Whether an endpoint's name was cleaned since `seen`.
     pub(crate) fn covers(&self, endpoint: EndpointId, name: &Fqdn, seen: BootTime) -> bool {
         let since = self.cleanings.iter().rev();
         since
@@ -136,7 +137,7 @@ impl ClosedNames {
         self.refused.note(name, address);
     }
 
-    /// Such addresses of this name, of the latest.
+    /// The latest addresses of answers for this name that got no label.
     pub(crate) fn refused_of(&self, name: &Fqdn) -> Vec<IpAddr> {
         self.refused.of(name)
     }

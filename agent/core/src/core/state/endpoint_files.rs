@@ -17,11 +17,11 @@ use crate::core::event::{MappingResult, StreamId};
 
 /// Least time between two writes of an endpoint's file for names alone, seconds.
 const MIN_INTERVAL: u64 = 5;
-/// Pairs for which that time is a second longer: each write has all of them.
+/// That time grows by a second for each this many pairs, because each write has all pairs.
 const PAIRS_PER_SECOND: u64 = 1000;
 /// How long the first name since the last write waits for others, nanoseconds.
 const GATHER_TIME: u64 = 200_000_000;
-/// Results that wait for one endpoint's file.
+/// Most results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
 /// Whether an endpoint has a file.
@@ -42,7 +42,7 @@ struct Background {
 #[derive(Debug, Default)]
 struct File {
     presence: Presence,
-    /// DNS rules in the file; none if unknown.
+    /// DNS rules in the file; `None` if unknown.
     rules: Option<Arc<EndpointRules>>,
     written_at: BootTime,
     due: Option<BootTime>,
@@ -142,7 +142,7 @@ impl EndpointFiles {
         }
     }
 
-    /// Puts the write of a file off that is written in the background right now.
+    /// Postpones the next write of a file that is being written in the background right now.
     pub(crate) fn postpone(&mut self, id: EndpointId, now: BootTime) {
         self.mark_due(id, gathered(now));
     }
@@ -249,8 +249,8 @@ impl EndpointFiles {
         self.last_write
     }
 
-    /// A write in the background is done. Gives the results that are durable; none if another
-    /// write of the file has replaced it.
+    /// A write in the background is done. Gives the results that are durable; none if another write of
+    /// the file has replaced this one.
     pub(crate) fn end_background(&mut self, id: EndpointId, number: u64) -> Vec<MappingResult> {
         let Some(file) = self.files.get_mut(&id) else {
             return Vec::new();
@@ -263,7 +263,7 @@ impl EndpointFiles {
         write.results
     }
 
-    /// A write in the background failed. True if the file is due again for it.
+    /// A write in the background failed. True if the file is therefore due again.
     pub(crate) fn fail_background(
         &mut self,
         id: EndpointId,
@@ -291,7 +291,7 @@ impl EndpointFiles {
     }
 }
 
-/// When names that came now have waited for others.
+/// The time at which a name that comes now has waited long enough for others.
 fn gathered(now: BootTime) -> BootTime {
     BootTime::from_nanos(now.nanos().saturating_add(GATHER_TIME))
 }

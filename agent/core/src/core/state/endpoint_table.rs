@@ -36,7 +36,7 @@ pub(crate) struct EndpointTable {
     waiting: BTreeMap<String, (EndpointSpec, String)>,
     /// Keys of those that wait because no identity is free.
     without_identity: BTreeSet<String>,
-    /// Entries that policy maps of an earlier run take.
+    /// How many entries policy maps of an earlier run take.
     map_sizes: BTreeMap<EndpointId, usize>,
 }
 
@@ -85,12 +85,12 @@ impl EndpointTable {
         self.present.insert(endpoint);
     }
 
-    /// Takes an endpoint out. It has to be put back, or to [`Self::leave`].
+    /// Takes an endpoint out. It has to be put back, or passed to [`Self::leave`].
     pub(crate) fn take(&mut self, id: EndpointId) -> Option<Endpoint> {
         self.present.remove(id)
     }
 
-    /// Entries that the policy map of an endpoint takes, of at most so many.
+    /// How many entries the policy map of an endpoint takes, `max` at most.
     pub(crate) fn map_size(&self, id: EndpointId, max: usize) -> usize {
         self.map_sizes.get(&id).map_or(max, |size| max.min(*size))
     }
@@ -160,7 +160,7 @@ impl EndpointTable {
         self.present.iter().chain(self.leaving.values())
     }
 
-    /// One of those, to be changed.
+    /// An endpoint of which the datapath may have something, to be changed.
     pub(crate) fn get_any_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         match self.leaving.get_mut(&id) {
             Some(leaving) => Some(leaving),
@@ -204,12 +204,12 @@ impl EndpointTable {
     /// Takes the numbers under which something without an endpoint is left.
     pub(crate) fn take_orphans(&mut self) -> BTreeSet<EndpointId> {
         let mut orphans = std::mem::take(&mut self.orphans);
-        // The map of one that has programs goes with these.
+        // The map of a number that has programs goes with the programs.
         orphans.retain(|id| self.present.get(*id).is_none() && !self.left.has(*id));
         orphans
     }
 
-    /// A number that no endpoint has; none if all are in use. It is not given again before
+    /// A number that no endpoint has; `None` if all are in use. It is not given again before
     /// [`Self::free`].
     pub(crate) fn free_number(&mut self) -> Option<EndpointId> {
         self.present.free_number()
@@ -250,7 +250,7 @@ impl EndpointTable {
         self.waiting.remove(key).map(|(_, reason)| reason)
     }
 
-    /// Takes all that wait, to be tried again.
+    /// Takes all endpoints that wait, to be tried again.
     pub(crate) fn take_waiting(&mut self) -> Vec<EndpointSpec> {
         self.without_identity.clear();
         let waiting = std::mem::take(&mut self.waiting).into_values();
@@ -263,14 +263,14 @@ impl EndpointTable {
         self.wait(spec, reason);
     }
 
-    /// Takes those that wait for an identity, to be tried again.
+    /// Takes the endpoints that wait for an identity, to be tried again.
     pub(crate) fn take_without_identity(&mut self) -> Vec<EndpointSpec> {
         let keys = std::mem::take(&mut self.without_identity).into_iter();
         let waiting = keys.filter_map(|key| self.waiting.get(&key));
         waiting.map(|(spec, _)| spec.clone()).collect()
     }
 
-    /// Those that wait for an identity.
+    /// Endpoints that wait for an identity.
     pub(crate) fn without_identity(&self) -> impl Iterator<Item = &EndpointSpec> {
         let keys = self.without_identity.iter();
         let waiting = keys.filter_map(|key| self.waiting.get(key));
@@ -282,7 +282,7 @@ impl EndpointTable {
         !self.without_identity.is_empty()
     }
 
-    /// Endpoints that wait for an identity, with the reason.
+    /// Endpoints that cannot be in force now, each with the reason.
     pub(crate) fn waiting(&self) -> impl ExactSizeIterator<Item = &(EndpointSpec, String)> {
         self.waiting.values()
     }

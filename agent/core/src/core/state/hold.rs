@@ -22,7 +22,7 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// With the DNS rules that the files of the last run have.
+    /// Starts with the DNS rules that the files of the last run have.
     pub(crate) fn new(former: BTreeMap<EndpointId, Arc<EndpointRules>>) -> Self {
         Self {
             former,
@@ -50,7 +50,7 @@ impl Hold {
         self.held.get(&id)
     }
 
-    /// Whether no endpoint is kept back.
+    /// Whether no endpoint keeps its previous policy.
     pub(crate) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

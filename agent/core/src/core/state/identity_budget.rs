@@ -72,7 +72,7 @@ impl IdentityBudget {
         self.awaited.clear();
     }
 
-    /// Whether so many combinations have an identity, or will have one.
+    /// Whether `max` combinations have an identity, or will have one.
     pub(crate) fn is_used_up(&self, max: usize) -> bool {
         self.combinations + self.awaited.len() >= max
     }
@@ -112,8 +112,8 @@ impl IdentityBudget {
         self.limited.len()
     }
 
-    /// Takes some limited prefixes that are to be tried again. After an identity was added or
-    /// removed, all limited prefixes are.
+    /// Takes some limited prefixes that are to be tried again. Once an identity was added or removed,
+    /// all limited prefixes take their turn.
     pub(crate) fn take_retries(&mut self) -> Vec<IpNet> {
         if self.queue.is_empty() && self.queued_at != self.changes {
             self.queued_at = self.changes;

@@ -16,9 +16,10 @@ use crate::{
     identity::{
         allocator::Acquired,
         checkpoint::IdentityFile,
-        cluster::{ClusterCounts, ClusterWide, GivenNumber, IdentityRange},
+        cluster::{ClusterCounts, ClusterWide, GivenNumber, IdentityRange, WantedIdentity},
         cluster_object::{CiliumIdentity, NumberSource},
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
+        namespace_shares::NamespaceShares,
         pods::{Asked, Assigned, PodIdentities},
         scopes::LocalScopes,
     },
@@ -48,8 +49,11 @@ pub(crate) struct IdentityNumbers {
     local: LocalScopes,
     local_file: IdentityFile,
     endpoints: Box<dyn PodIdentities>,
-    /// Objects that give numbers.
+    /// Objects that give numbers, and duplicates of them.
     objects: BTreeMap<IdentityId, CiliumIdentity>,
+    shares: NamespaceShares,
+    /// Numbers of objects that are to be made, if any are.
+    range: Option<IdentityRange>,
     local_is_due: bool,
     endpoint_checkpoint: EndpointCheckpoint,
     fresh: BTreeSet<IdentityId>,
@@ -79,6 +83,8 @@ impl IdentityNumbers {
             local_file: IdentityFile::default(),
             endpoints,
             objects: BTreeMap::new(),
+            shares: NamespaceShares::default(),
+            range: cluster,
             local_is_due: false,
             endpoint_checkpoint: EndpointCheckpoint::default(),
             fresh: BTreeSet::new(),
@@ -113,7 +119,8 @@ impl IdentityNumbers {
 
     /// Acquires the identity of a pod's labels, if there is one.
     pub(crate) fn ask_pod(&mut self, labels: &LabelSet, now: BootTime) -> Asked {
-        self.is_changed = true;
+        // Pods of other nodes that change between label sets with objects change nothing: there are many.
+        self.is_changed |= self.endpoints.lacks(labels) || self.endpoints.next_deadline().is_some();
         let asked = self.endpoints.ask(labels, now);
         if let Asked::Have(acquired) = asked
             && acquired.fresh
@@ -127,10 +134,17 @@ impl IdentityNumbers {
     /// The cluster has this object for the number, or none any more.
     pub(crate) fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, now: BootTime) {
         self.is_changed = true;
-        match object {
-            Some(object) => drop(self.objects.insert(id, object.clone())),
-            None => drop(self.objects.remove(&id)),
+        let before = match object {
+            Some(object) => self.objects.insert(id, object.clone()),
+            None => self.objects.remove(&id),
+        };
+        if let Some(before) = before {
+            self.shares.remove(&before.labels);
         }
+        if let Some(object) = object {
+            self.shares.add(&object.labels);
+        }
+        let object = object.filter(|object| !object.is_duplicate);
         self.endpoints.learn(id, object, now);
     }
 
@@ -156,6 +170,12 @@ impl IdentityNumbers {
         self.endpoints.given(&given.labels, given.id, now);
     }
 
+    /// Objects of these numbers were deleted before this agent could see it.
+    pub(crate) fn rest(&mut self, ids: &[IdentityId], now: BootTime) {
+        self.is_changed = true;
+        self.endpoints.rested(ids, now);
+    }
+
     /// Has label sets that waited too long for the cluster ask again.
     pub(crate) fn end_waiting(&mut self, now: BootTime) {
         if self.next_deadline().is_some_and(|due| due <= now) {
@@ -174,14 +194,26 @@ impl IdentityNumbers {
         std::mem::take(&mut self.is_changed)
     }
 
-    /// The numbers that an object of these labels may have; none if they need no object.
-    pub(crate) fn choices(&self, labels: &LabelSet, now: BootTime) -> Option<Vec<IdentityId>> {
-        self.endpoints.choices(labels, now)
-    }
-
-    /// Whether the object of these labels is gone although they have its number here.
-    pub(crate) fn vanished(&self, labels: &LabelSet) -> bool {
-        self.endpoints.vanished(labels)
+    /// The object that is to be made for these labels; none if they need none. `is_of_pod`: a Pod document of this
+    /// node has them.
+    pub(crate) fn wanted(
+        &self,
+        labels: &LabelSet,
+        is_of_pod: bool,
+        now: BootTime,
+    ) -> Option<WantedIdentity> {
+        let range = self.range.filter(|_| self.endpoints.lacks(labels))?;
+        let is_beyond_share = !self.shares.has_room(labels, range.size());
+        let choices = match is_beyond_share {
+            true => Vec::new(),
+            false => self.endpoints.choices(labels, now),
+        };
+        Some(WantedIdentity {
+            choices,
+            is_of_pod,
+            vanished: self.endpoints.vanished(labels),
+            is_beyond_share,
+        })
     }
 
     /// How many label sets of pods have a number of the cluster; none if no objects are to be made.
@@ -192,10 +224,11 @@ impl IdentityNumbers {
     /// Where a number comes from, and since when, seconds since 1970.
     pub(crate) fn origin(&self, id: IdentityId) -> (NumberSource, Option<u64>) {
         let object = self.objects.get(&id);
+        let object = object.filter(|object| !object.is_duplicate);
         object.map_or_else(Default::default, |object| (object.source(), object.created))
     }
 
-    /// Objects that give numbers.
+    /// Objects that give numbers, and duplicates of them.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &CiliumIdentity> {
         self.objects.values()
     }
@@ -218,7 +251,7 @@ impl IdentityNumbers {
 
     /// Releases one reference to an endpoint's identity.
     pub(crate) fn release_endpoint(&mut self, id: IdentityId) {
-        self.is_changed = true;
+        self.is_changed |= self.endpoints.lacks_object(id);
         self.endpoints.release(id);
     }
 

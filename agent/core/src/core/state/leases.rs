@@ -18,7 +18,8 @@ use crate::{
     fqdn::cache::after_lease,
 };
 
-/// A stream closes so soon after its process ended, seconds; one that closes later was another's.
+/// How soon a stream closes after its process ended, seconds. A stream that closes later belonged to
+/// another process.
 const CLOSES_WITHIN: u64 = 5;
 
 /// The leases that streams hold, and their revocations.

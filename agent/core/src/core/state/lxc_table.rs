@@ -156,7 +156,7 @@ impl LxcTable {
         self.planned.remove(key);
     }
 
-    /// A step failed: the datapath has this.
+    /// A step failed: the datapath still has `before`.
     pub(crate) fn rollback(&mut self, key: LxcKey, before: Option<LxcValue>) {
         match before {
             Some(value) => self.planned.insert(key, value),
@@ -165,7 +165,7 @@ impl LxcTable {
         self.dirty.extend(lxc_address(&key));
     }
 
-    /// The datapath turned out to have this. True if it was not as planned.
+    /// The datapath turned out to have `value`. True if that is not what was planned.
     pub(crate) fn correct(&mut self, key: &LxcKey, value: Option<&LxcValue>) -> bool {
         if lxc_address(key).is_none() || self.planned.get(key) == value {
             return false;

@@ -11,7 +11,7 @@ use shared_maps::EndpointId;
 /// Answers that are remembered; the oldest are forgotten.
 const REMEMBERED: usize = 256;
 
-/// The same of one server: a server that answers many names hides no other one.
+/// How many of them may be of one server: a server that answers many names hides no other one.
 const OF_ONE_SERVER: usize = 16;
 
 /// Addresses of one answer that are remembered.
@@ -29,7 +29,7 @@ pub(crate) struct PassedAnswer {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// The latest of them, the oldest first.
+/// The latest passed answers, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct PassedAnswers(pub(crate) VecDeque<PassedAnswer>);
 

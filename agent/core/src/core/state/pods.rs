@@ -23,7 +23,7 @@ pub(crate) struct Pods {
 #[derive(Debug)]
 pub(crate) struct KnownPod {
     pub(crate) at: PodAt,
-    /// None while it has no address, or while no number is free.
+    /// `None` while the pod has no address, or while no number is free.
     pub(crate) identity: Option<IdentityId>,
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct Touched {
     pub(crate) peer: IdentityId,
     /// Endpoints whose maps have entries of that identity.
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Services whose entries changed with it.
+    /// Services whose entries changed with those of that identity.
     pub(crate) services: Vec<(EndpointId, IdentityId)>,
 }
 
@@ -135,23 +135,23 @@ impl PolicyModel {
         &self.selectors
     }
 
-    /// Labels of an identity; none if it is not in use.
+    /// Labels of an identity; `None` if it is not in use.
     pub(crate) fn labels_of(&self, identity: IdentityId) -> Option<&LabelSet> {
         self.selectors.labels(identity)
     }
 
-    /// A rule uses a selector. True if it is the first.
+    /// A rule uses a selector. True if no other rule does.
     pub(crate) fn register(&mut self, selector: &Selector) -> bool {
         let (_, is_new) = self.selectors.register(selector);
         is_new
     }
 
-    /// A rule no longer uses a selector. True if it was the last.
+    /// A rule no longer uses a selector. True if no rule does any more.
     pub(crate) fn unregister(&mut self, selector: &Selector) -> bool {
         self.selectors.unregister(selector)
     }
 
-    /// Labels that FQDN selectors give to a name; none if no selector matches it.
+    /// Labels that FQDN selectors give to a name; `None` if no selector matches it.
     pub(crate) fn labels_of_name(&self, name: &Fqdn) -> Option<LabelSet> {
         self.name_selectors.labels_of(name)
     }
@@ -187,7 +187,7 @@ impl PolicyModel {
         *self.blocks.entry(prefix).or_default() += 1;
     }
 
-    /// A selector no longer asks for a block's label. True if none does.
+    /// A selector no longer asks for a block's label. True if no selector does any more.
     pub(crate) fn drop_block(&mut self, prefix: IpNet) -> bool {
         release(&mut self.blocks, &prefix)
     }
@@ -199,7 +199,7 @@ impl PolicyModel {
         self.subjects.get(&identity)
     }
 
-    /// Entries that ordered lists decide.
+    /// How many entries ordered lists decide.
     pub(crate) fn tier_entries(&self) -> usize {
         let lists = self.subjects.values().filter(|subject| subject.has_tier());
         let entries = lists.map(|subject| {
@@ -345,7 +345,7 @@ impl PolicyModel {
         touched
     }
 
-    /// Brings the DNS rules of all subjects up to date. True if those of one changed.
+    /// Brings the DNS rules of all subjects up to date. True if the rules of any subject changed.
     pub(crate) fn refresh_dns(&mut self) -> bool {
         let mut changed = false;
         let dirty = self.subjects.values_mut();
@@ -389,7 +389,7 @@ impl PolicyModel {
             .collect()
     }
 
-    /// Puts a Service in the place of its former version; none = it goes. Gives the endpoints whose
+    /// Puts a Service in the place of its former version; `None` removes it. Gives the endpoints whose
     /// maps have to follow.
     pub(crate) fn put_service(&mut self, id: IdentityId, service: Option<Service>) -> Touched {
         let mut touched = Touched::new(id);
@@ -423,5 +423,5 @@ impl PolicyModel {
     }
 }
 
-/// With how many others a subject is compared: more cost more than they save.
+/// How many other subjects a subject is compared with: further comparisons cost more than they save.
 const COMPARED: usize = 16;

@@ -1,9 +1,9 @@
 //! The revision of the policy, and which DNS rules proxies have.
 //!
-//! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies
-//! were last given (the published ones), and the marks that say which of the two are behind. It
-//! keeps one invariant: proxies never have a rule that the agent does not judge by, and they get
-//! none before the datapath has the policy that it depends on.
+//! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies were
+//! last given (the published ones), and the marks that say which of the two are behind. It keeps one
+//! invariant: proxies never have a rule that the agent does not judge by, and they get no rule before
+//! the datapath has the policy that the rule depends on.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -39,7 +39,7 @@ pub(crate) struct Publication {
     checker: PolicyHandle,
     checked: Rules,
     checked_revision: u64,
-    /// None before the first publication.
+    /// `None` before the first publication.
     published: Option<Rules>,
     published_revision: u64,
     /// Subjects or their endpoints changed since rules were last checked.
@@ -132,7 +132,7 @@ impl Publication {
         };
     }
 
-    /// Rules that proxies may have now; none while the datapath lacks the policy that they
+    /// Gives the rules that proxies may have now; nothing while the datapath lacks the policy that they
     /// depend on.
     pub(crate) fn publish(&mut self) -> Vec<Effect> {
         let waits = (1..MAX_FAILED_PLANS).contains(&self.failed_plans);

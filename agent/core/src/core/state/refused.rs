@@ -30,7 +30,7 @@ impl RecentlyRefused {
         }
     }
 
-    /// Addresses that answers for a name had.
+    /// The latest refused addresses of a name.
     pub(crate) fn of(&self, name: &Fqdn) -> Vec<IpAddr> {
         let pairs = self.order.iter().filter(|(known, _)| known == name);
         pairs.map(|(_, address)| *address).collect()

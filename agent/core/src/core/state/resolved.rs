@@ -19,10 +19,10 @@ use crate::{
     selector::selector::DnsNameSelector,
 };
 
-/// Objects of the store keep at most one pair for so many entries of the ipcache.
+/// The store's objects keep at most one pair per this many entries of the ipcache.
 const SHARE: usize = 4;
 
-/// Answers of servers that do not count that are remembered; the oldest are forgotten.
+/// How many answers of servers that do not count are remembered; the oldest are forgotten.
 const MAX_UNTRUSTED: usize = 64;
 
 /// The names that EgressFirewalls use, with their pairs, objects and servers.
@@ -33,7 +33,7 @@ pub(crate) struct ResolvedNames {
     pub(crate) changed: Vec<DnsNameSelector>,
     pub(crate) pairs: ResolvedPairs,
     pub(crate) objects: BTreeMap<String, Object>,
-    /// Objects beyond [`MAX_OBJECTS`], which are not read; as many at most.
+    /// Objects beyond [`MAX_OBJECTS`], which are not read; at most as many again.
     pub(crate) left_out: BTreeSet<String>,
     /// Objects that a listing under way has named.
     pub(crate) listed: Option<BTreeSet<String>>,
@@ -57,7 +57,7 @@ pub(crate) struct Object {
 pub(crate) enum Relevance {
     /// No firewall uses its name.
     Unused,
-    /// The same, and it comes from a server that counts.
+    /// No firewall uses its name, and it comes from a server that counts.
     UnusedAndTrusted,
     /// It comes from a server that does not count.
     Untrusted,
@@ -132,7 +132,7 @@ impl ResolvedNames {
         }
     }
 
-    /// The answer's addresses, in one piece for each family.
+    /// Notes the answer's addresses for the resolver, those of each family together.
     pub(crate) fn observe(&mut self, mapping: &Mapping, ttl: u32, at: SystemTime) {
         let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = mapping
             .addresses

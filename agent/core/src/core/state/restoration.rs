@@ -17,7 +17,7 @@ use crate::core::state::{hold::Hold, location::RuleKey};
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     is_complete: bool,
-    /// Keys applied since the listing began; none = no listing is in progress.
+    /// Keys applied since the listing began; `None` = no listing is in progress.
     seen: Option<BTreeSet<String>>,
 }
 
@@ -111,8 +111,8 @@ impl Restoration {
         self.is_synced
     }
 
-    /// True once policies and endpoints are complete, and every other listing that began; the
-    /// grace ends at this time.
+    /// True once policies and endpoints are complete, and every other listing that began. From then on
+    /// the grace lasts until `until`.
     pub(crate) fn sync(&mut self, until: BootTime) -> bool {
         let complete = self.policies.is_complete && self.endpoints.is_complete;
         let others = [&self.pods, &self.services, &self.identities];
@@ -124,7 +124,7 @@ impl Restoration {
         true
     }
 
-    /// When the grace is over; none if it is, or while endpoints keep their former policy.
+    /// When the grace is over; `None` if it is, or while endpoints keep their former policy.
     pub(crate) fn until(&self) -> Option<BootTime> {
         self.until.filter(|_| self.hold.is_empty())
     }

@@ -45,7 +45,7 @@ impl Retry {
         self.at.get_or_insert(now.plus_secs(RETRY));
     }
 
-    /// Takes the prefixes to be tried again; none if it is not the time.
+    /// Takes the prefixes to be tried again; `None` if it is not the time.
     pub(crate) fn take_due(&mut self, now: BootTime) -> Option<BTreeSet<IpNet>> {
         self.at.take_if(|at| *at <= now)?;
         Some(std::mem::take(&mut self.unresolved))
@@ -75,7 +75,7 @@ impl Retry {
         self.failed_steps
     }
 
-    /// Why a step of the last plan failed; none if it is no longer reported.
+    /// Why a step of the last plan failed; `None` if it is no longer reported.
     pub(crate) fn reason(&self) -> Option<&String> {
         self.reason.as_ref().map(|(_, text)| text)
     }

@@ -20,11 +20,12 @@ pub(crate) struct PendingRevocation {
     pub until: BootTime,
 }
 
-/// Revocations by number. An event costs only as much as it ends: one cleaning makes thousands.
+/// Revocations by number. An event costs only as much as the revocations that it ends: one cleaning
+/// makes thousands.
 #[derive(Debug, Default)]
 pub(crate) struct Revocations {
     pending: BTreeMap<u64, PendingRevocation>,
-    /// The same, by the time when the leases end.
+    /// The same revocations, by the time when the leases end.
     ends: BTreeSet<(BootTime, u64)>,
     /// Revocations that wait for no stream any more.
     done: Vec<u64>,
@@ -58,7 +59,7 @@ impl Revocations {
         }
     }
 
-    /// Takes out those that every stream acknowledged or whose leases ended.
+    /// Takes out the revocations that every stream acknowledged or whose leases ended.
     pub(crate) fn take_ended(&mut self, now: BootTime) -> Vec<PendingRevocation> {
         let mut ended = std::mem::take(&mut self.done);
         let expired = self.ends.iter().take_while(|(until, _)| *until <= now);
@@ -71,7 +72,7 @@ impl Revocations {
         taken.collect()
     }
 
-    /// When the next one ends by itself.
+    /// When the leases of the next revocation end by themselves.
     pub(crate) fn next_end(&self) -> Option<BootTime> {
         self.ends.first().map(|(until, _)| *until)
     }
@@ -122,7 +123,7 @@ mod tests {
         assert_eq!((all.iter().count(), all.next_end()), (0, None));
     }
 
-    /// One stream of two acknowledges them all: no acknowledgement looks at the others.
+    /// One stream of two acknowledges them all: no acknowledgement looks at the other revocations.
     #[test]
     fn a_revocation_that_still_waits_is_not_looked_at_again() {
         const NAMES: u64 = 5_000;

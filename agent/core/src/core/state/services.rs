@@ -82,7 +82,7 @@ impl Services {
     }
 
     /// DNS servers of the Service `namespace/name`: pods ask its addresses in the cluster, or a
-    /// backend. Other ports of it are no DNS servers.
+    /// backend. Its other ports are no DNS servers.
     pub(crate) fn dns_servers(&self, key: &str) -> TrustedServers {
         let mut found = TrustedServers::default();
         let Some(KnownService { at, .. }) = self.known.get(key) else {
@@ -176,7 +176,7 @@ impl Services {
         }
     }
 
-    /// Renders these Services again at a time.
+    /// Has these Services rendered again at a time.
     pub(crate) fn look_again(&mut self, at: BootTime, services: BTreeSet<Arc<str>>) {
         self.expiries
             .extend(services.into_iter().map(|key| (at, key)));
@@ -235,14 +235,15 @@ impl Services {
             _ => Owner::ExternalService(Arc::clone(key)),
         };
         let identity = self.get(key)?.identities.get(&Family::of(address));
-        // An address of the cluster is never the world, although no policy selects it then.
+        // Without a number an address of the cluster is not the world: it is unmanaged, and no policy
+        // selects it.
         Some((owner, identity.copied().unwrap_or(IdentityId::UNMANAGED)))
     }
 }
 
 impl Services {
-    /// A pod loses these addresses. Its identity stays held if slices name them. Gives the identity
-    /// that nothing needs any more: this one, or that of an earlier time.
+    /// A pod loses these addresses. Its identity stays held for a while if slices name them. Gives an
+    /// identity that nothing needs any more: this one, or the one that was held for the pod before.
     pub(crate) fn depart(
         &mut self,
         pod: &Arc<str>,

@@ -11,7 +11,8 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// Address of the Service: outside, and within blocks that policies name, while there is none.
+/// Address of the Service. While there is no Service, it is outside, and within blocks that policies
+/// name.
 pub const VIP: &str = "1.1.9.9";
 
 /// A port of the Service: protocol, port, port of the backends, and their addresses.
@@ -65,12 +66,12 @@ impl Cluster {
         LabelSet::new(labels.iter().cloned().chain(team).collect())
     }
 
-    /// The label `team` of a pod's namespace; none while no document describes the namespace.
+    /// The label `team` of a pod's namespace; `None` while no document describes the namespace.
     pub fn team_of(&self, pod: Pod) -> Option<&'static str> {
         self.team.filter(|_| pod.namespace == DEFAULT)
     }
 
-    /// A pod comes, changes or goes. One of another namespace is another object.
+    /// A pod comes, changes or goes. A pod in another namespace is another object.
     pub fn pod(&mut self, number: u8, pod: Option<ClusterPod>) -> Vec<Event> {
         let before = self.pods.remove(&number).map(|before| before.pod.namespace);
         let is_another = |before: &&str| pod.is_none_or(|new| new.pod.namespace != *before);
@@ -106,7 +107,7 @@ status: {{podIP: {address}}}
         events
     }
 
-    /// The namespace's label `team` has this value now; none = there is no namespace.
+    /// The namespace's label `team` has this value now; `None` removes the namespace.
     pub fn team(&mut self, team: Option<&'static str>) -> Vec<Event> {
         self.team = team;
         match team {
@@ -117,7 +118,7 @@ status: {{podIP: {address}}}
         }
     }
 
-    /// The Service has these ports now; none = there is no Service.
+    /// The Service has these ports now; `None` removes the Service.
     pub fn serve(&mut self, ports: Option<&'static [ServicePort]>) -> Vec<Event> {
         let mut changes = Vec::new();
         let is_slice = |key: &&String| key.starts_with("EndpointSlice/");

@@ -11,7 +11,7 @@ use crate::{
     policy::compute::{decide, everyone_at, longest},
 };
 
-/// What happens to a packet, the closest first.
+/// What happens to a packet, the strictest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     Dropped,
@@ -29,7 +29,7 @@ pub struct Question {
     pub port: u16,
 }
 
-/// Identity of an address, the world's without an entry.
+/// Identity of an address; without an entry, that of the world.
 pub fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
     let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
         let prefix: IpNet = prefix_of(key)?;
@@ -42,7 +42,7 @@ pub fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
         .map_or(IdentityId::WORLD_IPV4, |(_, id)| IdentityId(id))
 }
 
-/// None without a policy map of the endpoint.
+/// What becomes of a packet; `None` if the endpoint has no policy map.
 pub fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
     let map = datapath.policy.get(&question.endpoint)?;
     let remote = identity(datapath, question.remote);

@@ -1,4 +1,4 @@
-//! Policies in words, and names that a selector means.
+//! Policies from their text, and the names that a selector matches.
 
 use dns_policy::{pattern::SelectorMatcher, rule::NameRule};
 
@@ -12,7 +12,7 @@ pub fn document(name: &str, spec: &str) -> PolicyDocument {
     parse_documents(&text, "test").remove(0).unwrap()
 }
 
-/// What a selector matches, by the selector itself.
+/// The matcher of a selector's names.
 pub fn matcher(selector: &NameRule) -> SelectorMatcher {
     SelectorMatcher::compile(selector).unwrap()
 }

@@ -82,7 +82,8 @@ fn clean(node: &mut Node, name: &str) {
     }
 }
 
-/// More selectors than the limit has identities, each of its own: none of them counts.
+/// There are more selectors than combinations are allowed: the identity of a single selector does not
+/// count.
 #[test]
 fn selectors_alone_do_not_use_the_limit_up() {
     let names: String = (0..8300)
@@ -113,12 +114,12 @@ fn an_address_keeps_what_it_has_and_gets_no_more() {
     assert_eq!(learn(&mut node, "a.test", "1.1.1.1"), NOT_REALISED);
     assert_eq!(open(&node, "1.1.1.1"), [2]);
     assert_eq!(limited(&node), 1);
-    // The same again is the same address.
+    // The same answer again limits no other address.
     learn(&mut node, "a.test", "1.1.1.1");
     let summary = node.core.summary();
     assert_eq!(summary.counters.identities_limited, 1);
     assert_eq!(summary.fqdn_identities, 3);
-    // Others go on.
+    // Other addresses get their identities as before.
     assert_eq!(learn(&mut node, "a.test", "1.1.1.2"), Realised::Yes);
 }
 
@@ -128,7 +129,7 @@ fn a_combination_that_has_an_identity_is_no_new_one() {
     for (name, address) in [("a.test", "1.1.1.1"), ("b.test", "1.1.1.1")] {
         assert_eq!(learn(&mut node, name, address), Realised::Yes);
     }
-    // The limit is reached: known ones go on, and the nearest of them is taken for others.
+    // The limit is reached: known combinations still work, and others get the nearest one.
     for (name, address) in [("a.test", "1.1.1.2"), ("b.test", "1.1.1.2")] {
         assert_eq!(learn(&mut node, name, address), Realised::Yes);
     }
@@ -160,7 +161,7 @@ fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
 
 /// Kills the agent and starts it again with what it left, the same policy and endpoint.
 fn restart(node: &mut Node, max: usize, checkpoint: bool) {
-    // Names are on disk.
+    // By then the names are on disk.
     node.tick(node.now.plus_secs(6));
     if !checkpoint {
         node.datapath.checkpoint = None;
@@ -172,7 +173,7 @@ fn restart(node: &mut Node, max: usize, checkpoint: bool) {
     node.sync();
 }
 
-/// One combination, {a, b}; and 1.1.1.3 has {c} of {a, b, c}.
+/// One combination has an identity, {a, b}; of {a, b, c}, the address 1.1.1.3 has {c}.
 fn at_the_limit() -> Node {
     let mut node = node(1);
     for name in ["a.test", "b.test"] {
@@ -188,7 +189,8 @@ fn at_the_limit() -> Node {
 #[test]
 fn a_restart_takes_nothing_from_a_limited_address() {
     let mut node = at_the_limit();
-    // Resolved before it: each has an identity again, and so {a, b} may be taken for it.
+    // These are resolved before 1.1.1.3: each has an identity again, and so {a, b} might be taken for
+    // it.
     for (name, address) in [
         ("a.test", "1.1.0.1"),
         ("b.test", "1.1.0.2"),
@@ -207,7 +209,7 @@ fn a_restart_takes_nothing_from_a_limited_address() {
 fn a_limited_address_keeps_what_only_the_run_before_gave_a_number() {
     let mut node = at_the_limit();
     let before = node.datapath.clone();
-    // With a lower limit nothing that has its identity loses it.
+    // With a lower limit no address that has its identity loses it.
     restart(&mut node, 0, true);
     assert_eq!(node.datapath.ipcache, before.ipcache);
     assert_eq!(node.datapath.policy, before.policy);
@@ -233,7 +235,7 @@ fn a_lost_checkpoint_closes_nothing() {
         (vec![1, 2], had)
     );
     assert!(open(&node, "1.1.1.3").contains(&3));
-    // Nor does the end of the grace, when the labels of the blocks go.
+    // The end of the grace closes nothing either, when the restored labels go.
     for secs in [1, 20] {
         node.tick(node.now.plus_secs(secs));
         assert_eq!(open(&node, "1.1.1.1"), [1, 2]);

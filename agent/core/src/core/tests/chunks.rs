@@ -1,4 +1,4 @@
-//! Large changes go in chunks: identities in use are those of before and one chunk's.
+//! Large changes go in chunks: identities in use are those from before and those of one chunk.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,8 @@ use crate::{
 
 /// Number of prefixes in one chunk.
 const CHUNK: usize = 512;
-/// Names with an address and, as each is in policy by itself, an identity.
+/// Names, each with an address. Policy has each name by itself, so that each address has an identity of
+/// its own.
 const NAMES: usize = 1300;
 
 fn document(name: &str, rules: &str) -> String {

@@ -30,12 +30,12 @@ fn an_address_of_another_endpoint_or_of_the_node_never_counts() {
     node.endpoint(spec("other", 8, "app=other"));
     let before = node.datapath.lxc.clone();
     for claimed in ["10.0.0.8", "10.0.0.1"] {
-        // In front of its own one.
+        // The claimed address comes before the pod's own.
         node.endpoint(with_addresses("web", 7, &[claimed, "10.0.0.7"]));
         assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
         assert_eq!(node.datapath.lxc, before);
         assert_eq!(problem(&node), "");
-        // In its place: what was in force stays, and status says why.
+        // The claimed address replaces the pod's own: what was in force stays, and status says why.
         node.endpoint(with_addresses("web", 7, &[claimed]));
         assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
         assert_eq!(node.datapath.lxc, before);
@@ -56,7 +56,7 @@ fn a_later_correct_version_of_an_endpoint_clears_the_fault_of_the_one_before() {
     assert!(problem(&node).contains("`k8s:` is not a label"));
     node.endpoint(spec("other", 8, "app=other"));
     assert_eq!(problem(&node), "");
-    // Nor does the wrong version come back when an endpoint goes.
+    // The wrong version does not come back either when an endpoint goes.
     node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
     assert_eq!(problem(&node), "");
     assert_eq!(addresses(&node, "other"), ["10.0.0.8"]);

@@ -241,7 +241,7 @@ fn who_leads_sees_pods_without_an_object_and_objects_without_a_pod() {
     let ours = |number: u32, app: &str| {
         identity(number, app).replace(
             "metadata: {",
-            "metadata: {labels: {app.kubernetes.io/managed-by: holdfast}, ",
+            "metadata: {annotations: {holdfast.io/made-by: holdfast}, ",
         )
     };
     member.put(&(pod("db-0", "db", "10.2.0.9") + &pod("x-0", "x", "10.2.0.7") + &ours(5000, "x")));
@@ -250,35 +250,108 @@ fn who_leads_sees_pods_without_an_object_and_objects_without_a_pod() {
     let lacking: Vec<_> = in_use.lacking.into_keys().collect();
     assert_eq!(lacking, [labels("db")]);
     assert!(in_use.unused.is_empty());
-    // Of this node only: an endpoint without a Pod document.
-    let web = member
-        .node
-        .core
-        .state
-        .endpoints
-        .iter()
-        .next()
-        .unwrap()
-        .labels
-        .clone();
-    assert!(member.node.core.uses_labels(&web));
     member.delete("Pod/default/x-0");
     // Documents are not the agents' to delete.
     assert!(member.node.core.identities_in_use().unused.is_empty());
-    let object = parse_object(
-        &serde_json::json!({
-            "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
-            "metadata": {"name": "6000", "uid": "u", "labels": {"app.kubernetes.io/managed-by": "holdfast"}},
-            "security-labels": {"k8s:app": "gone"},
-        }),
-        "test",
-    );
-    let change = PolicyChange::Document(SourceEvent::Apply(object.unwrap()));
-    member.change(vec![change]);
+    member.change(vec![of_server(6000, "gone", 1, true)]);
     let unused = member.node.core.identities_in_use().unused;
     assert_eq!(unused.len(), 1, "{unused:?}");
     assert_eq!(
         (unused[0].id, unused[0].uid.as_deref()),
-        (IdentityId(6000), Some("u"))
+        (IdentityId(6000), Some("u-6000"))
     );
+    assert!(member.node.core.is_unused(&unused[0]));
+    // Between the look and the request a pod comes, and the object goes.
+    member.put(&pod("gone-0", "gone", "10.2.0.6"));
+    assert!(!member.node.core.is_unused(&unused[0]));
+    member.delete("Pod/default/gone-0");
+    assert!(member.node.core.is_unused(&unused[0]));
+    member.change(vec![PolicyChange::Document(SourceEvent::Delete(
+        "CiliumIdentity/6000".to_owned(),
+    ))]);
+    assert!(!member.node.core.is_unused(&unused[0]));
+}
+
+/// An object of the API server, made `minute` minutes after another one.
+fn of_server(number: u32, app: &str, minute: u32, is_ours: bool) -> PolicyChange {
+    let made_by = if is_ours { "holdfast" } else { "" };
+    let object = parse_object(
+        &serde_json::json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumIdentity",
+            "metadata": {
+                "name": number.to_string(), "uid": format!("u-{number}"),
+                "annotations": {"holdfast.io/made-by": made_by},
+                "creationTimestamp": format!("2026-11-23T12:{minute:02}:00Z"),
+            },
+            "security-labels": {
+                "k8s:app": app, "k8s:io.cilium.k8s.policy.cluster": "default",
+                "k8s:io.kubernetes.pod.namespace": "default",
+            },
+        }),
+        "test",
+    );
+    PolicyChange::Document(SourceEvent::Apply(object.unwrap()))
+}
+
+#[test]
+fn a_younger_duplicate_of_an_agent_is_unused_and_those_of_other_writers_and_documents_stay() {
+    let mut member = member();
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    member.change(vec![of_server(5000, "db", 1, true)]);
+    let number = |member: &Member| member.node.identity("10.2.0.9");
+    assert_eq!(number(&member), Some(IdentityId(5000)));
+    let unused = |member: &Member| -> Vec<(u32, bool)> {
+        let unused = member.node.core.identities_in_use().unused.into_iter();
+        unused.map(|one| (one.id.0, one.is_duplicate)).collect()
+    };
+    assert_eq!(unused(&member), []);
+    member.change(vec![
+        of_server(4000, "db", 2, true),
+        of_server(4001, "db", 2, false),
+    ]);
+    assert_eq!(unused(&member), [(4000, true)], "the younger one of ours");
+    assert_eq!(number(&member), Some(IdentityId(5000)));
+    let duplicate = member.node.core.identities_in_use().unused.remove(0);
+    assert!(member.node.core.is_unused(&duplicate));
+    // The older one goes: the other one counts, and is in use.
+    member.change(vec![PolicyChange::Document(SourceEvent::Delete(
+        "CiliumIdentity/5000".to_owned(),
+    ))]);
+    assert_eq!(number(&member), Some(IdentityId(4000)));
+    assert_eq!(unused(&member), []);
+    assert!(!member.node.core.is_unused(&duplicate));
+    // An object of another writer is older than that of the agents: theirs is the duplicate.
+    member.change(vec![of_server(3000, "db", 0, false)]);
+    assert_eq!(number(&member), Some(IdentityId(3000)));
+    assert_eq!(unused(&member), [(4000, true)]);
+    member.change(vec![PolicyChange::Document(SourceEvent::Delete(
+        "CiliumIdentity/3000".to_owned(),
+    ))]);
+    // A document of this node says that it is older. Other nodes do not have it, and use the object.
+    member.put(&identity(6000, "db").replace(
+        "metadata: {",
+        "metadata: {creationTimestamp: 2020-01-01T00:00:00Z, ",
+    ));
+    assert_eq!(number(&member), Some(IdentityId(6000)));
+    assert_eq!(unused(&member), []);
+}
+
+#[test]
+fn a_namespace_that_has_as_many_numbers_as_are_free_gets_no_more() {
+    let config = CoreConfig {
+        cluster_identities: Some("1000-1199".parse().unwrap()),
+        ..CoreConfig::default()
+    };
+    let mut member = Member::with(config, WEB_TO_DB);
+    let objects = (1000..1100).map(|number| of_server(number, &format!("x{number}"), 1, true));
+    member.change(objects.collect());
+    member.put(&pod("db-0", "db", "10.2.0.9"));
+    member.put(&pod("db-1", "db", "10.0.0.8"));
+    member.node.endpoint(of_pod("db", 8, "default/db-1"));
+    let lacking = member.node.core.identities_in_use().lacking;
+    assert!(lacking[&labels("db")].is_beyond_share, "100 of 200");
+    assert!(wanted(&member.node).unwrap()[&labels("db")].is_beyond_share);
+    // One object goes: it may have one more.
+    member.delete("CiliumIdentity/1000");
+    assert!(!wanted(&member.node).unwrap()[&labels("db")].is_beyond_share);
 }

@@ -67,7 +67,7 @@ pub(super) fn old() -> World {
     world
 }
 
-/// The same, where the next change of policy is one plan for each endpoint and prefix.
+/// The same world, where the next change of policy is one plan for each endpoint and prefix.
 fn old_in_parts() -> World {
     let mut world = old();
     world.node.in_parts(1);
@@ -177,8 +177,8 @@ pub(super) fn meaning(datapath: &MemoryDatapath) -> BTreeSet<String> {
     ipcache.chain(lxc).chain(policy).collect()
 }
 
-/// Packets of an endpoint that comes meet its whole policy from the first one on; what is
-/// dropped of one that goes is dropped to its end.
+/// Packets of an endpoint that comes meet its whole policy from the first one on. Packets of an
+/// endpoint that goes, if dropped at first, are dropped to its end.
 fn judge_comers_and_goers(
     start: &MemoryDatapath,
     state: &MemoryDatapath,
@@ -229,7 +229,7 @@ fn judge_numbers(state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
     }
 }
 
-/// Who is in `cilium_lxc` has a file and a policy map.
+/// Every endpoint in `cilium_lxc` has a file and a policy map.
 fn judge_lxc(state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
     for value in state.lxc.values().filter(|v| v.flags & FLAG_HOST == 0) {
         let id = EndpointId(value.lxc_id);

@@ -82,7 +82,8 @@ fn identity(node: &Node, address: &str) -> IdentityId {
     known.unwrap_or_else(|| state.world_of(address))
 }
 
-/// Whether the endpoint's policy map sends a query to this server to the proxy; none = it is dropped.
+/// Whether the endpoint's policy map sends a query to this server to the proxy; `None` if it is
+/// dropped.
 fn proxied(node: &Node, server: &str) -> Option<bool> {
     let server = identity(node, server);
     let map = &node.datapath.policy[&node.id()];

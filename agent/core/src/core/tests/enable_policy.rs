@@ -1,4 +1,4 @@
-//! Endpoints that no policy selects: open, closed, and said.
+//! Endpoints that no policy selects: whether they are open, and how views show it.
 
 use super::scenario::{Node, WEB, spec};
 use crate::{core::CoreConfig, endpoint::spec::EndpointSpec, policy::mode::PolicyMode};

@@ -1,4 +1,4 @@
-//! Steps that fail: what leans on them waits, and is tried again.
+//! Steps that fail: what depends on them waits, and is tried again.
 
 use dns_policy::mapping::{Realised, Refusal};
 use shared_maps::{
@@ -78,8 +78,7 @@ fn no_identity_is_used_that_is_not_on_disk() {
     assert!(node.datapath.attached.len() == 1);
 }
 
-/// Pattern of the names that rules published by the last event allow; none if it published
-/// none.
+/// Pattern of the names that rules published by the last event allow; `None` if it published no rules.
 fn published(node: &Node) -> Option<String> {
     let rules = node.effects.iter().find_map(|effect| match effect {
         Effect::Rules(update) => Some(update),
@@ -99,7 +98,7 @@ fn rules_wait_for_two_failing_plans_and_no_longer() {
         .replace("a.test", "b.test")
         .replace("20.0.0", "20.1.0");
     let mut node = Node::usual();
-    // Two that fail publish nothing, the third does; after a success it counts again from the start.
+    // Two failed plans publish nothing, the third does; after a success the count begins again.
     for (text, name) in [(&narrower, "a.test"), (&again, "b.test")] {
         node.datapath.fail = Some(|step| matches!(step, Step::SetPolicy(..)));
         node.policy(text);
@@ -113,14 +112,14 @@ fn rules_wait_for_two_failing_plans_and_no_longer() {
         node.tick(node.now.plus_secs(2));
         assert_eq!(published(&node), None, "it is published");
     }
-    // One that fails and one that succeeds: published then.
+    // A plan fails and the next one succeeds: its rules are published then.
     node.datapath.fail = Some(|step| matches!(step, Step::SetPolicy(..)));
     node.policy(&narrower);
     assert_eq!(published(&node), None);
     node.datapath.fail = None;
     node.tick(node.now.plus_secs(2));
     assert!(published(&node).unwrap().contains("a.test"));
-    // One that succeeds: published at once.
+    // A plan succeeds: its rules are published at once.
     node.policy(&again);
     assert!(published(&node).unwrap().contains("b.test"));
 }
@@ -272,7 +271,7 @@ fn a_map_of_an_earlier_run_takes_what_it_was_made_for() {
     node.sync();
     node.policy(&big());
     assert_eq!(node.datapath.policy, before);
-    // One that is new has a map of the size of now.
+    // A new endpoint has a map of the current size.
     node.endpoint(spec("other", 8, "app=web"));
     let snapshot = node.core.snapshot();
     let problems = snapshot.endpoints.iter().map(|e| e.problem.is_some());
@@ -315,8 +314,8 @@ spec:
     toPorts: [{ports: [{port: "443", protocol: TCP}]}]
 "#;
 
-/// A node on which a second name gives 1.1.1.1 another identity, with one step failing;
-/// what it was before.
+/// A node on which a second name gives 1.1.1.1 another identity, with one step failing; and the
+/// identity before.
 fn relabelled(endpoints: &[u8], fail: fn(&Step) -> bool) -> (Node, IdentityId) {
     let mut node = started(CoreConfig {
         preallocate_identities: false,

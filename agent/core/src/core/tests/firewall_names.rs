@@ -165,7 +165,7 @@ fn a_server_that_is_not_trusted_labels_nothing_and_is_counted() {
     assert_eq!(node.core.summary().counters.observations.untrusted, 1);
     let observed = |effect: &Effect| matches!(effect, Effect::Observed(_));
     assert!(!node.effects.iter().any(observed));
-    // It counts for toFQDNs, whose DNS rules allow the server.
+    // The answer counts for toFQDNs, whose DNS rules allow the server.
     learn_untrusted(&mut node, "www.cilium.io", "6.6.6.7");
     assert_eq!(labels(&node, "6.6.6.7"), ["fqdn:*.cilium.io"]);
 }
@@ -349,7 +349,7 @@ fn objects_of_the_store_open_names_before_anyone_asks() {
     ]));
     assert_eq!(labels(&node, "1.1.1.1"), [""; 0]);
     assert_eq!(labels(&node, "1.1.1.2"), ["dnsname:other.example.org"]);
-    // The set of addresses is replaced; a connection outlasts it.
+    // Another version of the object has another address; a connection keeps the former one.
     node.event(Event::Resolved(vec![object(
         "ns/dns-2",
         "other.example.org.",
@@ -388,7 +388,7 @@ fn objects_beyond_the_limit_are_counted_and_not_read() {
         assert_eq!(left_out(&node), 2);
     }
     assert_eq!(labels(&node, "1.1.1.1"), [""; 0]);
-    // One that goes leaves room.
+    // An object that goes leaves room.
     let gone = SourceEvent::Delete("ns/dns-1".to_owned());
     node.event(Event::Resolved(vec![gone, late]));
     assert_eq!(left_out(&node), 1);
@@ -483,12 +483,12 @@ fn pods_that_come_and_go_fill_nothing() {
         alive(&mut node, &[]);
         node.endpoint(spec("web", 7, "app=web"));
     }
-    // What leases promise stays; they are given while there is room.
+    // What leases promise stays; leases are given while there is room.
     let kept = node.core.summary().firewalls.addresses;
     assert!(kept <= 64, "{kept}");
 }
 
-/// Another server keeps the address for toFQDNs.
+/// The answer of another server keeps the address for toFQDNs.
 #[test]
 fn a_firewall_that_comes_later_does_not_revive_an_answer_that_ended() {
     let mut node = node("");

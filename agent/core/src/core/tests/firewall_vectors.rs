@@ -23,7 +23,7 @@ fn read(egress: &Value) -> Result<PolicyDocument, PolicyError> {
     parse_documents(&document.to_string(), "firewall.yaml").remove(0)
 }
 
-/// Its `DNSNameResolver` is always there, so that the case without one is not ours.
+/// The case of a cluster without `DNSNameResolver`, which is always there with Holdfast.
 const WITHOUT_RESOLVER: &str = "efdst-02";
 
 #[test]

@@ -28,7 +28,7 @@ fn pod(node: &mut Node, key: &str, host: u8, namespace: &str) -> Vec<Step> {
 }
 
 /// Two pods: that of namespace `small` is under a firewall, that of `shop` is not. Their maps take
-/// so many entries.
+/// `entries` entries.
 fn two_tenants(entries: usize, rules: &str) -> Node {
     let config = CoreConfig {
         policy_map_max: entries,
@@ -57,7 +57,7 @@ spec: {{egress: [{rules}]}}
 
 const DENY_ALL: &str = "{type: Deny, to: {cidrSelector: 0.0.0.0/0}}";
 
-/// Another namespace names so many blocks: each of them is an identity.
+/// Another namespace names `count` blocks: each of them is an identity.
 fn blocks(count: u8) -> String {
     let blocks = (0..count).map(|n| format!("20.1.{n}.0/24"));
     let blocks: Vec<String> = blocks.collect();
@@ -120,7 +120,7 @@ fn shop_is_as_if_alone(node: &mut Node) {
     }
 }
 
-/// A deny without room closed the new addresses of every pod of the node.
+/// A deny without room for one pod must not close new addresses to the other pods of the node.
 #[test]
 fn a_deny_without_room_takes_no_address_from_another_namespace() {
     let mut node = two_tenants(30, DENY_ALL);

@@ -68,7 +68,7 @@ fn an_endpoint_of_the_last_run_keeps_its_policy_until_the_document_is_read() {
         !said.contains("(other)") && !said.contains("(free)"),
         "{said}"
     );
-    // What its rules are about outlives the grace.
+    // Addresses that the kept rules are about keep their identities after the grace.
     node.tick(node.now.plus_secs(1000));
     assert_eq!(node.datapath.policy, before);
     assert!(node.identity("10.9.0.53").is_some());
@@ -148,7 +148,7 @@ spec:
     node.sync();
     assert_eq!(node.datapath.policy, before);
     assert!(problems(&node).contains("(web)"), "{}", problems(&node));
-    // Without the document it opens.
+    // Without the document the endpoint opens.
     node.event(Event::PoliciesUncertain(false));
     assert!(!node.datapath.policy[&node.id()].values().any(denied));
 }

@@ -39,8 +39,7 @@ fn is_open(node: &Node) -> bool {
 
 #[test]
 fn a_cleaned_name_closes_although_the_proxy_with_its_lease_died() {
-    // The process may be known to have ended before the name is cleaned, or after, and before its
-    // stream is.
+    // The end of the process, the end of its stream and the cleaning may come in almost any order.
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 0, 1], [1, 2, 0]] {
         let mut node = leased();
         for step in order {
@@ -70,12 +69,12 @@ fn a_closed_stream_of_a_process_that_lives_keeps_its_leases() {
     );
     assert!(left[0].streams.contains(&HOLDER));
     assert!(node.core.unrevoked(Some("*.example.com")).is_empty());
-    // At the latest when the lease ends, not when the TTL does.
+    // The name closes when the lease ends at the latest, not when the TTL ends.
     node.tick(end);
     assert!(!is_open(&node));
 }
 
-/// A process may pass its connection on before it ends: who has it then answers on.
+/// A process may pass its connection on before it ends: the next owner then goes on answering.
 #[test]
 fn a_stream_that_outlives_its_process_keeps_its_leases() {
     let mut node = leased();

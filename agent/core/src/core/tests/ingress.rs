@@ -205,7 +205,7 @@ fn each_entity_means_its_own_peers() {
             ],
         );
     }
-    // Nothing lets the node in or out by itself when it is a destination, or denied.
+    // As a destination the node needs a rule, as everyone does.
     for (entity, world, host, pod) in [
         ("all", true, true, true),
         ("world", true, false, false),

@@ -32,7 +32,7 @@ fn learn(node: &mut Node) -> MappingResult {
 
 type Change = (&'static str, Option<&'static str>);
 
-/// Maps with and without the change and the mapping.
+/// Maps with the change or without it, and with the mapping or without it.
 fn corners((name, text): Change) -> [MemoryDatapath; 4] {
     [(false, false), (false, true), (true, false), (true, true)].map(|(changed, learned)| {
         let mut world = old();
@@ -47,7 +47,8 @@ fn corners((name, text): Change) -> [MemoryDatapath; 4] {
     })
 }
 
-/// A mapping after so many parts more than the first; none if the change has no more.
+/// Learns a mapping after the first part and `parts` further ones; `None` if the change has no part
+/// left then.
 fn interleaved((name, text): Change, parts: usize) -> Option<(World, MemoryDatapath)> {
     let mut world = old();
     world.node.in_parts(1);
@@ -83,7 +84,7 @@ fn a_mapping_between_any_two_parts_of_a_change() {
     for change in [("new", Some(NEW)), ("old", Some(NEW)), ("gone", None)] {
         let corners = corners(change);
         let [first, .., last] = &corners;
-        // No more open and no more closed than with or without the one and the other.
+        // No state is more open or more closed than all four corners.
         let bounds = questions(first, last).into_iter().filter_map(|question| {
             let fates = corners.each_ref().map(|end| fate(end, question));
             Some((question, *fates.iter().min()?, *fates.iter().max()?))
@@ -142,7 +143,7 @@ fn endpoints_change_one_by_one_and_an_answer_is_not_held_up() {
             mapping,
         };
         let steps = node.part(Event::Mappings(vec![event]));
-        // Nothing of what the change has left to do.
+        // The mapping does nothing of what the change has left to do.
         assert!(
             matches!(steps.as_slice(), [Step::SetIpcache(..)]),
             "{steps:?}"

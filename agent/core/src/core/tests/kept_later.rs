@@ -15,7 +15,7 @@ fn usual() -> Node {
     })
 }
 
-/// Learns, and lets the write fall due: its number.
+/// Learns a name, and lets the write fall due. Gives the number of the write.
 fn write(node: &mut Node, name: &str) -> u64 {
     node.learn(name, &["1.1.1.1"]);
     let due = node.core.next_deadline().unwrap();
@@ -37,7 +37,7 @@ fn kept(node: &mut Node, endpoint: EndpointId, number: u64, done: bool) {
     }));
 }
 
-/// Results of the last event that say so.
+/// How many results of the last event say that they are durable.
 fn durable(node: &Node) -> usize {
     let is = |effect: &&Effect| matches!(effect, Effect::Result(result) if result.durable);
     node.effects.iter().filter(is).count()
@@ -103,7 +103,8 @@ fn a_write_for_new_rules_does_not_wait_and_makes_all_durable() {
         "{steps:?}"
     );
     assert_eq!(durable(&node), 1);
-    // The next one under way, word of the one that was overtaken makes nothing durable.
+    // While the next write is under way, the report of the write that it replaced makes nothing
+    // durable.
     let next = {
         node.learn("sub.cilium.io", &["2.2.2.2"]);
         let steps = node.tick(node.now.plus_secs(10));

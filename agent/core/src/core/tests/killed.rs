@@ -39,7 +39,7 @@ proptest! {
 
     #[test]
     fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0, part in parts()) {
-        // What was not learned at all comes again from the proxy, not from the files.
+        // What a kill keeps from being learned comes again from the proxy, not from the files.
         let end = acts.iter().rposition(|act| !matches!(act, Act::Learn(..)));
         let acts = end.map_or(&[][..], |end| &acts[..=end]);
         prop_assume!(!acts.is_empty());
@@ -69,8 +69,8 @@ fn an_api_server_removed_while_the_agent_was_away_keeps_nothing_open() {
     killed(&acts, 0.0, 1);
 }
 
-/// The agent is killed when this share of the last act's steps is done: the next run ends
-/// where one does that finds all of them done.
+/// The agent is killed when this share of the last act's steps is done: the next run ends where a run
+/// does that finds all of them done.
 fn killed(acts: &[Act], cut: f64, part: usize) {
     let (last, earlier) = acts.split_last().unwrap();
     let mut world = World::new();
@@ -141,7 +141,8 @@ fn a_policy_changed_while_the_agent_was_away_comes_after_its_labels() {
     }
 }
 
-/// Two identities of names become one selector's, and the meaning of their numbers is lost.
+/// Two names that had an identity each come under one selector, and the meaning of their numbers is
+/// lost.
 #[test]
 fn a_policy_changed_while_the_agent_was_away_opens_nothing_else_without_the_checkpoint() {
     let web = |peers: &str| format!("endpointSelector: {{matchLabels: {{app: web}}}}\n{peers}");
@@ -181,7 +182,7 @@ fn a_policy_changed_while_the_agent_was_away_opens_nothing_else_without_the_chec
     }
 }
 
-/// One was the node's and one the world's, and both are a name's now.
+/// One address was the node's and one the world's, and both are those of one name now.
 #[test]
 fn access_of_one_address_is_not_given_to_another_with_the_same_identity() {
     const BEFORE: &str = r"

@@ -21,7 +21,7 @@ fn known(name: &str, address: &str, expires: u64) -> PreCached {
     }
 }
 
-/// A start with what is left in `datapath`, as far as the sources are synced.
+/// Starts with what is left in `datapath`, up to the point where the sources are synced.
 fn start(datapath: MemoryDatapath, secs: u64, pre_cache: &[PreCached]) -> Node {
     start_with(CoreConfig::default(), datapath, secs, pre_cache)
 }
@@ -103,7 +103,7 @@ fn what_is_cleaned_closes_at_once_and_is_not_known_again() {
     assert!(node.identity("1.1.1.2").is_some());
 }
 
-/// The times of the boot before mean nothing after it: Unix time counts.
+/// Times of the former boot mean nothing in this one: Unix time counts.
 #[test]
 fn what_is_cleaned_is_not_known_again_after_a_reboot_or_a_week() {
     let booted = |boot_id: &str, at: u64| CoreConfig {
@@ -143,7 +143,7 @@ fn what_is_cleaned_is_not_known_again_after_a_reboot_or_a_week() {
     };
     assert!(!is_open(&reboot(5500)));
     assert!(is_open(&reboot(6500)), "looked up after it was cleaned");
-    // The list is the same at the next boot.
+    // The list that this boot writes has the name at the next boot.
     let mut node = reboot(5500);
     clean(&mut node, "another.test");
     let node = start_with(

@@ -131,13 +131,13 @@ impl Model {
     fn new() -> Self {
         let prefixes: Vec<IpNet> = PREFIXES.iter().map(|p| p.parse().unwrap()).collect();
         let mut said = vec![BTreeMap::new(); prefixes.len()];
-        // The outside as a whole, which is never removed.
+        // Claims for the outside as a whole, which are never removed.
         said[0].insert(usize::MAX, Said::Labels(1 << 10));
         said[9].insert(usize::MAX, Said::Labels(1 << 11));
         Self { prefixes, said }
     }
 
-    /// Labels or identity of a prefix, from scratch; `None` if it has no owner.
+    /// Labels or identity of a prefix, worked out from scratch; `None` if it has no owner.
     fn reading(&self, prefix: usize) -> Option<Said> {
         let said = &self.said[prefix];
         let outright = said.values().find(|said| matches!(said, Said::Identity(_)));
@@ -201,7 +201,7 @@ fn reserved(labels: u32) -> Option<IdentityId> {
         .map(|(_, id)| id)
 }
 
-/// A selector with the reading of it.
+/// A selector, and whether it selects labels by a reading of its own.
 type Read = (Selector, fn(u32) -> bool);
 
 /// Selectors that are always registered.
@@ -383,7 +383,7 @@ proptest! {
 const NAMES: u32 = 0b111;
 
 impl Checked {
-    /// Labels that each prefix has as things are; none where its number is reserved or a pod's.
+    /// Labels that each prefix has in the ipcache; `None` where its number is reserved or a pod's.
     fn in_force(&self) -> Vec<Option<u32>> {
         let bit = |label: &Label| {
             let mut texts = LABELS.iter();
@@ -404,8 +404,8 @@ impl Checked {
         self.model.prefixes.iter().map(of).collect()
     }
 
-    /// With the breaker: nothing that a prefix has and must keep is lost, nothing is gained
-    /// that it shall not have, and all but names is exact.
+    /// With the breaker: a prefix loses no name that it has and must keep, gains none that it shall not
+    /// have, and all its other labels are exact.
     fn check_limited(&self, before: &[Option<u32>]) {
         let limited = self.state.numbers.budget();
         for (prefix, is) in self.in_force().into_iter().enumerate() {
@@ -442,7 +442,7 @@ proptest! {
             checked.act(act);
             checked.check_limited(&before);
         }
-        // What waits comes into its own as far as there is room.
+        // Prefixes that wait get their labels as far as there is room.
         for _ in 0..PREFIXES.len() {
             let before = checked.in_force();
             checked.state.retry_limited();

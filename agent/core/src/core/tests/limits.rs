@@ -69,7 +69,7 @@ fn an_endpoint_with_its_most_names_is_refused_more_and_keeps_what_it_has() {
     assert_eq!((result.realised, result.lease_end), (NOT_REALISED, None));
     assert_eq!(node.identity("11.0.1.1"), None);
     assert!((0..32).all(|n| node.identity(&format!("11.0.0.{n}")).is_some()));
-    // What it has may be learned again.
+    // A pair that the endpoint has may be learned again.
     let (_, result) = node.learn("n0.cilium.io", &["11.0.0.0"]);
     assert_eq!(result.realised, Realised::Yes);
     assert_eq!(node.core.summary().counters.pairs_left_out, 1);

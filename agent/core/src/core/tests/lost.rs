@@ -49,12 +49,13 @@ fn what_is_left_of_a_pod_stays_until_the_pod_is_added_again() {
     let steps = node.sync();
     let opens = |step: &Step| matches!(step, Step::Detach(_) | Step::RemovePolicyMap(_));
     assert!(!steps.iter().any(opens), "{steps:?}");
-    // Programs drop every packet by a map without entries. What numbers mean is lost as well.
+    // The meaning of identities is lost as well, so the map has no entries, and programs drop every
+    // packet.
     assert!(node.datapath.policy[&id].is_empty(), "{steps:?}");
     assert_eq!(node.core.left_behind(), [(id, 107)]);
     let steps = node.tick(node.now.plus_secs(3600));
     assert!(!steps.iter().any(opens), "{steps:?}");
-    // An endpoint elsewhere does not replace it.
+    // An endpoint at another interface does not replace what is left.
     let steps = node.endpoint(spec("other", 8, "app=other"));
     assert!(!steps.iter().any(opens), "{steps:?}");
     // The new endpoint has its programs before those of the old number go.
@@ -71,7 +72,7 @@ fn what_is_left_of_a_pod_stays_until_the_pod_is_added_again() {
         .into_iter()
         .map(|view| view.id);
     assert!(!ids.collect::<Vec<_>>().contains(&id.0));
-    // The number is free for the next one, and nothing of it is left.
+    // The number is free for the next endpoint, and nothing of it is left.
     assert!(!node.datapath.policy.contains_key(&id));
 }
 

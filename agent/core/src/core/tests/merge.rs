@@ -78,12 +78,12 @@ fn reported() -> impl Strategy<Value = Reported> {
 /// A lookup: expiry, instant, TTL.
 type Lookup = (BootTime, BootTime, u32);
 
-/// Everything that mappings change, without what only says how it came about.
+/// Everything that mappings change, except what only records how it came about.
 #[derive(Debug, PartialEq)]
 struct LearnedState {
     lookups: BTreeMap<(u16, Fqdn, IpAddr), Lookup>,
-    /// Without since when: of several names, and of one that came and went, it is the latest
-    /// expiry that was noticed, and only delays the run that releases it.
+    /// Without `delete_pending`, the latest expiry that was noticed: it depends on the order, and only
+    /// delays the run that releases the zombie.
     zombies: BTreeMap<(u16, IpAddr), BTreeSet<Fqdn>>,
     pairs: BTreeMap<(Fqdn, IpAddr), (u32, Option<BootTime>)>,
     labels: BTreeMap<String, Vec<String>>,
@@ -192,7 +192,7 @@ proptest! {
         }
         one.event(Event::Tick);
 
-        // Some of them, repeated, in other batches, then all of them backwards.
+        // Some of the mappings, repeated and in other batches; then all of them backwards.
         let mut other = node(min_ttl, zombies);
         let mut batch = Vec::new();
         for (index, stream, size) in &order {

@@ -76,7 +76,7 @@ fn sync(node: &mut Node) {
     node.sync();
 }
 
-/// What a pod is answered by the server of its tenant.
+/// The answer of a tenant's own server to its pod.
 fn answer(node: &Node, tenant: &str, address: &str) -> Mapping {
     let mut answer = mapping(node, NAME, &[address]);
     let endpoints = node.core.snapshot().endpoints;
@@ -100,7 +100,7 @@ fn an_answer_of_another_tenants_server_opens_nothing_if_only_trusted_servers_cou
     let evil = answer(&node, "a", EVIL);
     let (steps, result) = node.mapping(evil.clone());
     assert!(steps.is_empty(), "{steps:?}");
-    // Nothing to wait for, and nothing that could cover another answer.
+    // The pod has nothing to wait for, and no lease could cover another answer.
     assert_eq!((result.realised, result.lease_end), (Realised::Yes, None));
     let replayed = Mapping {
         replayed: true,
@@ -207,7 +207,7 @@ fn many_names_of_one_server_hide_no_other_server() {
     }
 }
 
-/// The run before let every answer count, or was of a release that had no choice.
+/// The run before let every answer count, or was of a release without this setting.
 #[test]
 fn a_restart_with_trusted_servers_closes_what_other_servers_opened() {
     let mut node = tenants(config(NameServers::Any));
@@ -228,7 +228,7 @@ fn a_restart_with_trusted_servers_closes_what_other_servers_opened() {
     );
     let names = node.core.snapshot().names;
     assert!(names.iter().all(|view| view.address == GOOD), "{names:?}");
-    // Nor does a run after that take it from the files.
+    // A later run does not take it from the files either.
     node.tick(node.now.plus_secs(60));
     for file in node.datapath.files.values() {
         let (_, learned) = file.split_once("\"DNSHistory\"").unwrap();

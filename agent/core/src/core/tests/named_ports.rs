@@ -57,7 +57,7 @@ fn id_of(node: &Node, address: &str) -> EndpointId {
     location.unwrap().id
 }
 
-/// Whether TCP between web and another passes web's policy.
+/// Whether TCP between web and `remote` passes web's policy.
 fn passes(node: &Node, direction: u8, remote: &str, port: u16) -> bool {
     let question = Question {
         endpoint: id_of(node, WEB),
@@ -169,7 +169,7 @@ fn dns_by_name_is_judged_where_the_servers_listen() {
         [(53, Transport::Tcp, 1), (5354, Transport::Udp, 1)]
     );
     assert!(proxied(&node, 17, 5354) && !proxied(&node, 17, 5353));
-    // What a plain rule allows at such a port may be asked for anything.
+    // A server that a rule without names allows at such a port may be asked for any name.
     node.endpoint(named("back", 10, "tier=back", &[]));
     assert_eq!(
         rules(&node),

@@ -13,7 +13,7 @@ pub(super) type Labels = BTreeMap<String, String>;
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
     pub(super) namespace: String,
-    /// None while no document describes the namespace.
+    /// `None` while no document describes the namespace.
     pub(super) namespace_labels: Option<Labels>,
     pub(super) labels: Labels,
     /// Name, protocol and number of its container ports.
@@ -192,8 +192,8 @@ fn types(policy: &Value) -> Vec<&str> {
     }
 }
 
-/// Whether a selector selects a pod's namespace. Of one without a document only the name is known:
-/// no selector that asks for the absence of another label selects it.
+/// Whether a selector selects a pod's namespace. Of a namespace without a document only the name is
+/// known: no selector that asks for the absence of another label selects it.
 fn selects_namespace(selector: &Value, pod: &Pod) -> bool {
     const NAME: &str = "kubernetes.io/metadata.name";
     let Some(labels) = &pod.namespace_labels else {

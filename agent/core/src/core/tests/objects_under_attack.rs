@@ -94,7 +94,7 @@ fn a_lost_checkpoint_gives_no_pods_number_to_another_pod_while_entries_are_left(
         opens_at(&start, &after.node.datapath, "10.2.0.10", 5432),
         None
     );
-    // Both, in another order of numbers.
+    // Both pods, and one that may be numbered before them.
     let text = text + &pod("db-0", "db", "10.2.0.9") + &pod("aaa", "aaa", "10.2.0.7");
     let (start, after) = start_again(&member, lose, &text);
     for address in ["10.2.0.10", "10.2.0.7"] {
@@ -262,7 +262,7 @@ fn an_endpoint_whose_new_labels_have_no_number_is_named() {
     let waiting = member.node.core.state.endpoints.waiting();
     let reasons: Vec<&String> = waiting.map(|(_, reason)| reason).collect();
     assert!(reasons[0].contains("no identity number"), "{reasons:?}");
-    // It gets its number once one is free, without another event.
+    // The pod gets its number once one is free, without another event.
     let some = shared_maps::IdentityId(300);
     member.node.core.state.numbers.release_endpoint(some);
     for _ in 0..2 {

@@ -60,7 +60,7 @@ pub(super) use self::{
     pod::{DEFAULT, Pod},
 };
 
-/// Always there, so that answers are accepted.
+/// A policy that is always there, so that answers are accepted.
 const DNS: &str = r"
   endpointSelector: {}
   egress:
@@ -97,9 +97,9 @@ pub(super) enum Act {
     Service(Option<&'static [ServicePort]>),
     /// Endpoint 7 receives an answer: name and address.
     Learn(&'static str, &'static str),
-    /// The same of a server that does not count.
+    /// Endpoint 7 receives an answer of a server that does not count.
     Poison(&'static str, &'static str),
-    /// Seconds.
+    /// This number of seconds passes.
     Wait(u64),
 }
 
@@ -138,7 +138,7 @@ fn cluster_acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 8..25)
 }
 
-/// The endpoint that learns names stays in the namespace of the policies that allow it to.
+/// The endpoint that learns names stays in the namespace of the policies that allow it to learn.
 fn learning(host: u8, pod: Pod) -> Pod {
     match host {
         7 => Pod {
@@ -417,7 +417,7 @@ endpoints: [{endpoints}]
         }
     }
 
-    /// What `why` says that policy says.
+    /// What becomes of a packet by the verdict that `why` gives.
     fn explained(&self, question: Question) -> Option<Fate> {
         let direction = match question.direction {
             EGRESS => FlowDirection::Egress,
@@ -439,8 +439,8 @@ endpoints: [{endpoints}]
         })
     }
 
-    /// The proxies' rules are those of the policies read from scratch, except identities that
-    /// went: these are left out next time.
+    /// The proxies' rules are those of the policies read from scratch. A subject whose rules are marked
+    /// as behind is left out.
     fn check_dns(&self) {
         let state = &self.node.core.state;
         for (_, subject) in state
@@ -515,7 +515,7 @@ endpoints: [{endpoints}]
     }
 }
 
-/// Plays a history, and looks after each act.
+/// Plays a history, and checks the maps after each act.
 fn play(acts: &[Act], part: usize) {
     let mut world = World::new();
     world.node.in_parts(part);

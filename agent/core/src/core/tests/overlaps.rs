@@ -136,7 +136,7 @@ fn names_and_blocks() {
     assert!(selected(&node, "fqdn:*.cilium.io").contains(&id));
 }
 
-/// CFP-28427, proposal 2: one label of a block each, and the broad selector selects both.
+/// CFP-28427, proposal 2: each block has its own label, and the broad selector selects both.
 #[test]
 fn blocks_within_blocks() {
     let node = node("  - toCIDR: [192.168.0.0/24]\n  - toCIDR: [192.168.0.0/25]");
@@ -457,7 +457,7 @@ fn an_address_that_comes_back_with_fewer_names_is_not_dropped() {
         both,
         "as long as the grace lasts"
     );
-    // After each step of what follows.
+    // The address is open at the end of the grace, and after each step on the way there.
     let synced = again.now;
     let before = again.datapath.clone();
     again.tick(synced.plus_secs(30));

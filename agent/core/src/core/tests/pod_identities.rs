@@ -69,7 +69,7 @@ fn pods_and_endpoints_move_to_a_number_that_comes_later() {
         .values()
         .flat_map(|map| map.keys());
     assert_eq!(stale.filter(|key| key.sec_label == before.0).count(), 0);
-    // A restart keeps it without the document, too.
+    // After a restart the pod has the number without the document, too.
     let mut node = again(&member.node, CoreConfig::default(), &[107, 108]);
     node.begin();
     node.policy(WEB_TO_DB);
@@ -96,7 +96,7 @@ fn a_number_changes_from_one_label_set_to_another_without_meaning_both() {
     assert_ne!(member.node.identity("10.2.0.8"), Some(number));
 }
 
-/// Gives a number only once it has learned it.
+/// Gives a label set its number only once it has learned that number.
 #[derive(Debug, Default)]
 struct Later {
     numbers: BTreeMap<LabelSet, IdentityId>,

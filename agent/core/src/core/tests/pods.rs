@@ -99,7 +99,7 @@ impl Member {
             .collect()
     }
 
-    /// Whether the endpoint may open a connection to port 5432 there.
+    /// Whether the endpoint may open a connection to port 5432 of an address.
     pub(super) fn may_connect(&self, address: &str) -> bool {
         let Some(identity) = self.node.identity(address) else {
             return false;
@@ -356,12 +356,13 @@ fn a_pod_never_has_the_labels_of_another_one_of_its_name() {
     assert_eq!(waits(&member), None);
     assert!(!member.may_connect("10.0.0.8"));
     let labels = labels_at(&member, "10.0.0.8");
-    // The next one of the name: the endpoint is of the one before, and keeps its labels.
+    // The next pod of this name comes: the endpoint is still the pod before it, and keeps that one's
+    // labels.
     member.put(&document("three", "db"));
     assert_eq!(labels_at(&member, "10.0.0.8"), labels);
     assert!(!member.may_connect("10.0.0.8"));
     assert!(waits(&member).unwrap().contains("keeps them"));
-    // A document or an endpoint without a uid is as good as before.
+    // If the document or the endpoint has no uid, the name alone decides.
     member.put(&pod("db-0", "db", "10.0.0.8"));
     assert!(member.may_connect("10.0.0.8"));
 }
@@ -369,7 +370,7 @@ fn a_pod_never_has_the_labels_of_another_one_of_its_name() {
 #[test]
 fn an_endpoint_that_is_a_pod_follows_its_document() {
     let mut member = Member::new(WEB_TO_DB);
-    // The endpoint may come before its pod: it says what it waits for.
+    // The endpoint may come before its pod: status says what it waits for.
     member.node.endpoint(of_pod("db", 8, "default/db-0"));
     let waits = |member: &Member| {
         let waiting = member.node.core.state.endpoints.waiting();
@@ -431,13 +432,13 @@ fn a_restart_without_the_pods_document_leaves_the_endpoint_in_force() {
     node.policy(WEB_TO_DB);
     node.endpoint(spec("web", 7, "app=web"));
     node.endpoint(of_pod("db", 8, "default/db-0"));
-    // It is true before the sources are complete, and after.
+    // The problem is told before the sources are complete, and after.
     let problems = |node: &Node| node.core.summary().endpoint_problems.join("\n");
     let keeps = "endpoint db keeps the policy that it had: there is no document";
     assert!(problems(&node).starts_with(keeps), "{}", problems(&node));
     node.sync();
     assert!(problems(&node).starts_with(keeps), "{}", problems(&node));
-    // A pod that is new has none.
+    // A new pod has no policy that it could keep.
     node.endpoint(of_pod("new", 9, "default/new"));
     let new = "endpoint new is not in force: there is no document Pod/default/new";
     assert!(problems(&node).contains(new), "{}", problems(&node));

@@ -55,8 +55,8 @@ fn counted(node: &Node) -> Reconciled {
     node.core.summary().counters.reconciled
 }
 
-/// The maps as the programs read them: an entry like the one around it changes no answer, and
-/// no look-up shows whether it is there.
+/// The maps as the programs read them: an entry with the value of the next wider one changes no answer,
+/// and no look-up shows whether it is there.
 fn maps(datapath: &MemoryDatapath) -> impl PartialEq + std::fmt::Debug + use<> {
     let ipcache = &datapath.ipcache;
     let around = |key: &IpcacheKey| {
@@ -83,7 +83,7 @@ fn what_something_else_wrote_is_mended_and_counted() {
     assert_eq!(run(&mut node).differences(), 0);
     let (id, name) = (node.id(), node.identity("1.1.1.1").unwrap());
     let ipcache = &mut node.datapath.ipcache;
-    // Wrong, missing, without an owner, right except for a flag.
+    // Entries that are wrong, missing, without an owner, and right except for a flag.
     let world = IpcacheValue {
         sec_identity: IdentityId::WORLD.0,
         ..IpcacheValue::default()
@@ -120,7 +120,8 @@ fn what_something_else_wrote_is_mended_and_counted() {
     assert_eq!(run(&mut node).differences(), found.differences());
 }
 
-/// Looks until the programs were looked at, and another program was the first at both hooks.
+/// Answers queries until the programs are queried, and reports another program as the first at both
+/// hooks.
 fn overtaken(node: &mut Node) -> u64 {
     let fault = |program| ProgramFault::NotFirst {
         program,

@@ -40,7 +40,8 @@ fn rejected(text: &str) -> PolicyChange {
     PolicyChange::Rejected(errors(text))
 }
 
-/// A node with a pod of its own and one of another node, whose first listing refuses these documents.
+/// A node that knows a pod of its own and one of another node. Its first listing refuses these
+/// documents.
 fn listed(refused: &str) -> Member {
     let mut member = Member {
         node: Node::new(),
@@ -121,7 +122,7 @@ fn a_good_version_stays_in_force_and_a_refused_one_takes_its_place_without_a_gap
     member.put(GOOD);
     member.change(vec![rejected(&bad())]);
     assert_eq!(reachable(&member), [ALLOWED, POD]);
-    // The file with the good version is removed, and another one has the refused version.
+    // The file with the good version is removed, and another file has the refused version.
     let gone = SourceEvent::Delete("EgressFirewall/default/default".to_owned());
     let events = member.router.route(vec![PolicyChange::Document(gone)]);
     assert_eq!(events.len(), 1, "{events:?}");

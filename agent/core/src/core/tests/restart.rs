@@ -149,7 +149,7 @@ spec:
     node.learn("www.cilium.io", &["1.1.1.1"]);
     node.tick(node.now.plus_secs(6));
     let numbers = |node: &Node| ["1.1.1.1", "1.1.1.2"].map(|address| node.identity(address));
-    // Confirmed, and not on disk yet.
+    // These names are confirmed, and not on disk yet.
     node.learn("ebpf.io", &["1.1.1.1", "1.1.1.2"]);
     let [both, one] = numbers(&node);
     assert!(both.is_some() && one.is_some() && both != one);
@@ -170,7 +170,7 @@ spec:
 #[test]
 fn what_is_cleaned_before_a_proxy_tells_it_again_is_closed_then() {
     let mut node = Node::usual();
-    // Confirmed, and not on disk yet.
+    // The name is confirmed, and not on disk yet.
     node.learn("www.cilium.io", &["1.1.1.1"]);
     let mut report = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
     let mut node = again(&node, CoreConfig::default(), &[107]);
@@ -193,12 +193,12 @@ fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
         node.learn("www.cilium.io", &["1.1.1.1"]);
         let mut report = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
         report.replayed = true;
-        // No room on the disk at first: written when there is.
+        // The disk has no room at first: the list is written once it has.
         node.datapath.fail = Some(|step| matches!(step, Step::KeepCleaned(_)));
         node.event(Event::CleanNames(CleanNames::default()));
         node.datapath.fail = None;
         node.tick(node.now.plus_secs(2));
-        // Killed before the proxy gave its lease back: the map still has it.
+        // The agent is killed before the proxy gave its lease back: the map still has it.
         assert!(node.identity("1.1.1.1").is_some());
         let config = CoreConfig {
             boot_id: boot.to_owned(),
@@ -222,7 +222,7 @@ fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
 
 #[test]
 fn what_was_cleaned_stays_so_although_a_file_still_has_it() {
-    // Live, and a zombie.
+    // The name is live in one case, and a zombie in the other.
     for age in [6, 130] {
         let mut node = Node::usual();
         let named = |node: &Node| node.datapath.files[&node.id()].contains("www.cilium.io.");
@@ -243,7 +243,7 @@ fn what_was_cleaned_stays_so_although_a_file_still_has_it() {
         assert_eq!(node.core.summary().names_zombies > 0, age > 60);
         let files = node.datapath.files.clone();
         node.event(Event::CleanNames(CleanNames::default()));
-        // Killed before the file was written, which is later than the report of it.
+        // The agent is killed after it reported the cleaning, and before it wrote the file.
         node.datapath.files = files;
         let mut node = restarted(&node);
         assert!(!named(&node), "{age}");
@@ -318,7 +318,7 @@ fn programs_do_not_outlive_an_endpoint_that_went_while_away() {
     assert_eq!(node.datapath.attached.len(), 1, "not before the sync");
     node.sync();
     assert!(node.datapath.attached.is_empty(), "it was not listed again");
-    // Its file was damaged and set aside: another number, other programs.
+    // The endpoint's file was damaged and set aside: it has another number and other programs.
     let mut damaged = usual;
     damaged.datapath.files.clear();
     let mut node = again(&damaged, CoreConfig::default(), &[107]);

@@ -49,13 +49,13 @@ fn an_unknown_address_in_the_block_of_a_node_is_not_the_world() {
     assert!(!is_open(&member, "192.0.2.2", 80), "the node itself");
     member.put(&node("10.3.0.0/24"));
     assert!(is_open(&member, "10.2.0.9", 80) && !is_open(&member, "10.3.0.9", 80));
-    // Two nodes say the same: it lasts as long as one of them.
+    // Two nodes have this block: it counts as long as one of them is there.
     member.put(&node("10.3.0.0/24").replace("name: other", "name: third"));
     member.delete("Node/other");
     assert!(!is_open(&member, "10.3.0.9", 80));
     member.delete("Node/third");
     assert!(is_open(&member, "10.3.0.9", 80));
-    // A block without pods changes nothing.
+    // A block that no node can have for its pods changes nothing.
     member.put(&node("0.0.0.0/0"));
     assert!(is_open(&member, "10.3.0.9", 80));
     let text = warnings(&member);
@@ -105,7 +105,7 @@ fn an_address_is_left_out_once_however_often_slices_name_it() {
         member.put(&db(&[KNOWN, (pod, "10.2.0.10")]));
         assert!(!is_open(&member, VIP, 80), "{pod}");
     }
-    // A slice of another Service does not help, nor one that names no pod.
+    // It does not help either if the slice names no pod in between.
     member.put(&slice("db", &[KNOWN, ("", "10.2.0.10")], "{port: 8080}"));
     member.put(&named);
     assert!(!is_open(&member, VIP, 80));
@@ -130,7 +130,7 @@ fn a_pod_that_went_keeps_its_labels_as_a_backend_for_half_a_minute() {
     assert!(is_open(&member, VIP, 80));
     member.node.tick(member.node.now.plus_secs(1));
     assert!(!is_open(&member, VIP, 80));
-    // The last pod of these labels.
+    // db-0 is the last pod with these labels.
     member.put(&db(&[KNOWN]));
     assert!(is_open(&member, VIP, 80));
     member.delete("Pod/default/db-0");
@@ -221,7 +221,7 @@ fn a_backend_whose_pod_is_unknown_is_left_out_for_half_a_minute() {
     member.put(&db(&two[..1]));
     member.node.tick(member.node.now.plus_secs(60));
     assert!(is_open(&member, VIP, 80));
-    // The last one: nothing is left to reach.
+    // The last backend goes: nothing is left to reach.
     member.put(&db(&[]));
     assert!(!is_open(&member, VIP, 80));
 }
@@ -247,7 +247,7 @@ fn a_backend_that_cannot_be_read_closes_its_service() {
         let read = read.filter_map(|document| document.ok().map(SourceEvent::Apply));
         member.change(read.map(PolicyChange::Document).collect());
         assert!(!is_open(&member, VIP, 80), "{odd}");
-        // For a policy about the world neither.
+        // A policy about the world does not open it either.
         let mut member = Member::new(&egress("[{toEntities: [world, cluster]}]"));
         member.put(&(pod(KNOWN.0, "db", KNOWN.1) + &db(&[KNOWN])));
         assert!(is_open(&member, VIP, 80));
@@ -259,7 +259,7 @@ fn a_backend_that_cannot_be_read_closes_its_service() {
     }
 }
 
-/// Neither must one with a port that is none, which the API server accepts.
+/// A port that is none, which the API server accepts, must not leave the Service as it was either.
 #[test]
 fn a_port_that_cannot_be_read_does_not_keep_the_ports_before() {
     for odd in ["0", "65536", "-1"] {

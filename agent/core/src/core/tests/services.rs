@@ -76,7 +76,7 @@ fn a_rule_about_the_backends_port_opens_the_services_port_and_no_other() {
     assert!(is_open(&member, VIP, 80));
     assert!(!is_open(&member, VIP, 8080) && !is_open(&member, VIP, 81));
     assert_eq!(at(&member.node, VIP, UDP, 80), Fate::Dropped);
-    // By the Service's port, nothing opens: policy means the pod's.
+    // A rule with the Service's port opens nothing: policy means the pod's port.
     set_policy(&mut member, &format!("[{}]", to("db", 80, "TCP")));
     assert!(!is_open(&member, VIP, 80));
     set_policy(
@@ -125,13 +125,13 @@ fn a_service_whose_backends_differ_is_closed_and_named() {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert_eq!(member.node.core.summary().services_mixed, 1);
-    // The other one gets the label: nothing else changes.
+    // The other pod gets the label: nothing else changes.
     member.put(&pod("db-1", "db", "10.2.0.10"));
     assert!(is_open(&member, VIP, 80));
     assert!(!warnings(&member).contains("Service default"));
     member.put(&pod("db-1", "old", "10.2.0.10"));
     assert!(!is_open(&member, VIP, 80));
-    // It leaves the Service.
+    // The other pod leaves the Service.
     member.put(&db(&[("db-0", "10.2.0.9")]));
     assert!(is_open(&member, VIP, 80));
 }

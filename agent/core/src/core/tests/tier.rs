@@ -21,7 +21,7 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// The key of the list of the namespace of the pods.
+/// The key of the list of the pods' namespace.
 const KEY: &str = "EgressFirewall/default/default";
 
 /// A source of choices: the same for the same seed.
@@ -42,7 +42,7 @@ impl Dice {
 
 const BLOCKS: &[&str] = &["1.1.1.0/24", "1.1.0.0/16", "0.0.0.0/0", "1.1.1.1/32"];
 const ADDRESSES: &[&str] = &["1.1.1.1", "1.1.1.2", "1.1.2.1", "9.9.9.9", "10.0.0.8"];
-/// A port of no rule, the edges of those of rules, DNS; a protocol that no list names.
+/// A port of no rule, the edges of the rules' ports, DNS; a protocol that no list names.
 const PACKETS: &[(u8, u16)] = &[
     (6, 80),
     (6, 443),
@@ -197,7 +197,8 @@ fn each_state(
     }
 }
 
-/// Every packet meets the old verdict or the new one. Gives how many meet another one than before.
+/// Every packet meets the old verdict or the new one. Gives how many packets have another verdict at
+/// the end.
 fn old_or_new(before: &MemoryDatapath, node: &Node, steps: &[Step], what: &str) -> usize {
     let (old, new) = (fates(before), fates(&node.datapath));
     each_state(before, steps, |state, step| {
@@ -236,8 +237,9 @@ fn every_state_between_two_lists_is_the_old_or_the_new_one_for_each_packet() {
     assert!(changed > 2_000, "{changed}");
 }
 
-/// Maps that have room for few entries, beside those that have room for all: no state opens more
-/// than the state before or the new policy does, and without a problem both give the same verdicts.
+/// Maps that have room for few entries, beside those that have room for all: no state opens more than
+/// the state before or the new policy does. Where no problem is reported, both maps give the same
+/// verdicts.
 #[test]
 fn a_map_without_room_opens_nothing() {
     let mut dice = Dice(5);
@@ -277,7 +279,7 @@ fn a_map_without_room_opens_nothing() {
     assert!(full > 20 && equal > 100, "{full} {equal}");
 }
 
-/// Each state lets through what one of its ends does, or something between them. Gives both ends.
+/// In each state the fate of a packet is one of those at both ends, or between them. Gives both ends.
 #[track_caller]
 fn between_both_ends(
     before: &MemoryDatapath,
@@ -331,7 +333,7 @@ fn a_list_and_other_rules_that_come_in_one_step_open_nothing_on_the_way() {
         for label in ["app=other", "app=web"] {
             let mut web = spec("web", 7, label);
             web.labels.push(match label {
-                // Without the list.
+                // No list is about this namespace.
                 "app=other" => "k8s:io.kubernetes.pod.namespace=other".to_owned(),
                 _ => "k8s:io.kubernetes.pod.namespace=default".to_owned(),
             });
@@ -347,8 +349,8 @@ fn a_list_and_other_rules_that_come_in_one_step_open_nothing_on_the_way() {
     assert!(changed > 500, "{changed}");
 }
 
-/// A table replaces an entry of its identity that allows what everyone was denied, and everyone is
-/// allowed that from now on.
+/// A table replaces an entry that allows one identity what was denied to everyone, and from now on
+/// everyone is allowed it.
 #[test]
 fn an_entry_that_a_table_replaces_goes_before_everyone_may_send_more() {
     let rules = |namespace: &str, spec: &str| {
@@ -443,7 +445,7 @@ fn an_agent_that_is_killed_between_two_lists_goes_on_from_the_maps() {
     }
 }
 
-/// Steps fail: what is left is the old verdict or the new one, and the next try ends it.
+/// Steps fail: each packet meets the old verdict or the new one, and the next try completes the change.
 #[test]
 fn writes_of_a_table_that_fail_leave_the_old_verdict() {
     let fails: &[fn(&Step) -> bool] = &[
@@ -454,7 +456,7 @@ fn writes_of_a_table_that_fail_leave_the_old_verdict() {
     ];
     let mut dice = Dice(23);
     for round in 0..80 {
-        // The same destinations: no prefix gets another identity.
+        // Both lists have the same destinations: no prefix gets another identity.
         let to = destinations(&mut dice);
         let (first, second) = (list_of(&mut dice, &to), list_of(&mut dice, &to));
         let mut right = node();
@@ -490,7 +492,7 @@ fn writes_of_a_table_that_fail_leave_the_old_verdict() {
     }
 }
 
-/// In words: the example of the documentation.
+/// The example of the documentation, packet by packet.
 #[test]
 fn a_list_is_read_from_top_to_bottom() {
     let mut node = node();

@@ -15,7 +15,7 @@ use crate::{
 pub enum Standing {
     /// The core has no endpoint of this key.
     Absent,
-    /// The core cannot take it now, and why.
+    /// The core cannot take it now, for this reason.
     Waiting(String),
     /// The core has it, and something of it is not in the datapath; with the reason, if a step failed.
     Incomplete(Option<String>),

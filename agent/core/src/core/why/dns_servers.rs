@@ -102,7 +102,7 @@ impl Judge<'_> {
                 .chain(self.trusted.iter().copied())
                 .chain(self.worlds.iter().copied())
                 .collect(),
-            // Only restored rules have them.
+            // Only restored rules have prefixes.
             Servers::Prefixes(_) => BTreeSet::new(),
         }
     }
@@ -111,7 +111,7 @@ impl Judge<'_> {
     fn is_known(&self, rule: &SelectorRule) -> bool {
         match &rule.servers {
             Servers::Identities(ids) => !ids.is_empty(),
-            // The servers may be others than those that are known.
+            // Without trusted servers, a rule with names may mean servers that are not known.
             Servers::Any => rule.names == NameRules::All || !self.trusted.is_empty(),
             Servers::Prefixes(_) => false,
         }
@@ -119,7 +119,7 @@ impl Judge<'_> {
 }
 
 impl Way {
-    /// By the intended entries of a subject's policy maps.
+    /// The way by the intended entries of a subject's policy maps.
     pub(in crate::core) fn of(subject: &Subject, server: IdentityId, port: Port) -> Self {
         let lookup = |id: u32| {
             let (protocol, number) = match id {

@@ -1,4 +1,5 @@
-//! Which other node judges the other side of a packet: this one has no policy of its pods in force.
+//! Which other node judges the other side of a packet: this node has no policy of that node's pods in
+//! force.
 
 use std::net::IpAddr;
 
@@ -14,16 +15,16 @@ use crate::{
 /// A pod of another node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Elsewhere {
-    /// `namespace/name`; none if no document describes it.
+    /// `namespace/name`; `None` if no document describes it.
     pub pod: Option<String>,
-    /// Name of its node; none if no document has it.
+    /// Name of its node; `None` if no document has it.
     pub node: Option<String>,
     /// Addresses of that node, if its document is there.
     pub node_addresses: Vec<IpAddr>,
 }
 
 impl Core {
-    /// Where the pod of an address is judged, if it is of another node. None for endpoints of this
+    /// Where the pod of an address is judged, if it is of another node. `None` for endpoints of this
     /// node and addresses that are no pod's.
     pub fn elsewhere(&self, address: IpAddr) -> Option<Elsewhere> {
         self.state.elsewhere(address)
@@ -55,7 +56,7 @@ impl State {
         self.unless_own(None, Some(&node.name), Some(node))
     }
 
-    /// None if the node of this name is the agent's own.
+    /// `None` if the node of this name is the agent's own.
     fn unless_own(
         &self,
         pod: Option<String>,
@@ -71,7 +72,7 @@ impl State {
         })
     }
 
-    /// The pod that the ipcache has an address from.
+    /// The pod whose document gave an address to the ipcache.
     fn pod_with(&self, address: IpAddr) -> Option<&KnownPod> {
         let owners = self.ipcache.get(address.into())?.owners().into_iter();
         let mut pods = owners.filter_map(|owner| match owner {

@@ -20,7 +20,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// That of a side of which a map was read (`None`: could not be read).
+    /// The outcome at a side whose map was read; `None` if the map could not be read.
     pub const fn of(passes: Option<bool>) -> Self {
         match passes {
             Some(true) => Self::Allowed,
@@ -34,7 +34,7 @@ impl Outcome {
         self >= Self::Unchecked
     }
 
-    /// That of packets which go to any one of these backends. Without a backend, the node refuses
+    /// The outcome of packets that go to any one of these backends. Without a backend, the node refuses
     /// them.
     pub fn of_backends(outcomes: impl IntoIterator<Item = Self>) -> Self {
         let outcomes = outcomes.into_iter();

@@ -12,13 +12,13 @@ use crate::{
 /// What the model has on an identity as a peer of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeerFound {
-    /// Its labels; none if the agent does not know it.
+    /// Its labels; `None` if the agent does not know it.
     pub labels: Option<Vec<String>>,
-    /// Whether policy lets the packet pass; none if no port was asked for.
+    /// Whether policy lets the packet pass; `None` if no port was asked for.
     pub verdict: Option<Verdict>,
     /// The first ordered rule that covers the packet.
     pub tier: Option<RuleView>,
-    /// Rules that make the verdict, unless that one drops the packet.
+    /// Rules that make the verdict, unless the ordered rule drops the packet.
     pub by: Vec<RuleView>,
     /// Rules about the identity, whatever the port.
     pub about: Vec<RuleView>,
@@ -55,7 +55,7 @@ pub struct BackendFound {
     /// Address, and its labels or its pod.
     pub who: String,
     pub address: IpAddr,
-    /// kube-proxy gives it new connections: it is ready, or none is.
+    /// kube-proxy gives it new connections: it is ready, or no backend is.
     pub is_chosen: bool,
     /// The endpoint of this node that it is.
     pub endpoint: Option<EndpointId>,
@@ -65,19 +65,19 @@ pub struct BackendFound {
     pub port: Port,
     /// Its pod is not known yet, so the others decide.
     pub is_left_out: bool,
-    /// What the sender's policy says of it; none while it is left out, because its pod is unknown,
+    /// What the sender's policy says of it; `None` while it is left out, because its pod is unknown,
     /// and behind a port of the node, at which egress is judged.
     pub verdict: Option<Verdict>,
     /// The first ordered rule that covers the packet.
     pub tier: Option<RuleView>,
-    /// Rules that make the verdict, unless that one drops the packet.
+    /// Rules that make the verdict, unless the ordered rule drops the packet.
     pub by: Vec<RuleView>,
 }
 
 /// A port of a node that leads to a Service.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePortFound {
-    /// Its `ports` are that of the node. Without backends if the node is another one.
+    /// Its `ports` has the port of the node. It has no backends if that is another node.
     pub service: ServiceFound,
     /// The other node whose port it is.
     pub elsewhere: Option<Elsewhere>,

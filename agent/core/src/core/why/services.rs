@@ -168,8 +168,8 @@ impl State {
 }
 
 impl Core {
-    /// The Service that a port of a node leads to: with its backends at an address of this node, and
-    /// with that node at an address of another one.
+    /// The Service that a port of a node leads to. At an address of this node it has its backends; at
+    /// an address of another node, that node is named.
     pub fn node_port(&self, address: IpAddr, port: Port) -> Option<NodePortFound> {
         let state = &self.state;
         let elsewhere = state.other_node_at(address);
@@ -205,7 +205,7 @@ fn port_of(port: &PortAt) -> Port {
 /// What the backends of one port make together.
 #[derive(Default)]
 struct Together {
-    /// None if no port is given.
+    /// `None` if no port is given.
     verdict: Option<Verdict>,
     tier: Option<RuleView>,
     by: Vec<RuleView>,
@@ -221,7 +221,7 @@ fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound
     let closed = known().find(|(verdict, _)| !verdict.passes());
     let proxied = known().find(|(verdict, _)| *verdict == Verdict::Proxied);
     if let Some((verdict, backend)) = closed.or(proxied).or_else(|| known().next()) {
-        // Its port may be observed where those of its backends are not.
+        // The Service's port may be observed where those of its backends are not.
         let is_observed = verdict.passes() && own.observed().is_at(port.protocol, port.number);
         return Together {
             verdict: Some(if is_observed {
@@ -246,7 +246,7 @@ fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound
     }
 }
 
-/// What becomes of packets that only rules about every peer, protocol and port are about.
+/// What becomes of packets to which only rules about every peer, protocol and port apply.
 fn everything(side: &Side) -> (Verdict, Vec<RuleView>) {
     let everyone = side
         .rules

@@ -33,7 +33,7 @@ pub enum MeantBy {
     ToFqdns,
 }
 
-/// An address of a name that no DNS server gave whose answers count for such rules.
+/// An address of a name. No DNS server whose answers count for these rules gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UntrustedAnswer {
     /// Rules that mean the name.
@@ -70,7 +70,8 @@ impl State {
         }
     }
 
-    /// Those of `known` whose name the ordered rules have, if no answer that counts gave them.
+    /// Of `known`, the answers whose name the ordered rules have, if no answer that counts gave the
+    /// same.
     fn untrusted_answers<'a>(
         &self,
         side: &Side,
@@ -97,8 +98,8 @@ impl State {
         pairs.into_iter().filter_map(answer).collect()
     }
 
-    /// Answers that gave an address to a name of a subject's `toFQDNs` rules and do not count: of one
-    /// name, or with one address.
+    /// Answers that gave an address to a name of a subject's `toFQDNs` rules and do not count. Those
+    /// for `name`, or with `address`, if one is given.
     fn passed_answers(
         &self,
         subject: &Subject,
@@ -140,7 +141,7 @@ impl State {
     pub(in crate::core) fn passed_warnings(&self) -> Vec<String> {
         let mut servers: BTreeMap<SocketAddr, Vec<&PassedAnswer>> = BTreeMap::new();
         for passed in &self.learned.passed.0 {
-            // A server that became trusted, and pods that went.
+            // Servers that became trusted and pods that went are left out.
             if !self.is_trusted(passed.server) && self.endpoints.get(passed.endpoint).is_some() {
                 servers.entry(passed.server).or_default().push(passed);
             }
@@ -167,7 +168,8 @@ impl State {
         warnings.take(NAMED).collect()
     }
 
-    /// Policies that let a server of one namespace answer names that another one's policy opens.
+    /// Policies that let a server of one namespace answer names that the policy of another namespace
+    /// opens.
     pub(in crate::core) fn foreign_servers(&self) -> Vec<String> {
         let given: Vec<IpAddr> = self.config.dns_servers.iter().map(SocketAddr::ip).collect();
         let namespace = self.config.dns_service.split('/').next();

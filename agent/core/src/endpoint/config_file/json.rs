@@ -27,8 +27,8 @@ use crate::{
     labels::{LabelSet, NAMESPACE_KEY},
 };
 
-/// With names as they are read, or as they are written ([`HistoryOut`]), and so with Cilium's rules
-/// of a port.
+/// `H` and `V` are learned names and Cilium's rules of a port, as they are read or as they are written
+/// ([`HistoryOut`]).
 #[derive(Serialize, Deserialize)]
 struct File<H, V> {
     #[serde(rename = "ID")]

@@ -74,7 +74,7 @@ fn written_versions_are_read_back() {
     assert_eq!(parse(&text).unwrap(), file());
 }
 
-/// The proxy reads a file only up to them.
+/// The proxy reads a file only up to the learned names.
 #[test]
 fn learned_names_come_last() {
     let servers = [(IdentityId(300), vec!["10.0.0.53/32".parse().unwrap()])].into();
@@ -110,7 +110,7 @@ fn ciliums_key_holds_addresses_and_expressions() {
     };
     let of_pod: serde_json::Value = serde_json::from_str(&render(&of_pod, &servers, 10)).unwrap();
     assert_eq!(of_pod["K8sPodName"], "web-1");
-    // Without our key the same rules come from Cilium's.
+    // Without our key the same rules come from Cilium's key.
     let mut without = json.clone();
     without.as_object_mut().unwrap().remove("HoldfastDNSRules");
     let rules = parse(&without.to_string()).unwrap().rules.unwrap().rules;

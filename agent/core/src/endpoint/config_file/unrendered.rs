@@ -31,7 +31,7 @@ pub(crate) struct LearnedPair {
     pub(crate) expires: BootTime,
     /// TTL, seconds.
     pub(crate) ttl: u32,
-    /// When the answers of trusted DNS servers end, if any gave it.
+    /// When the answers of trusted DNS servers that gave it end, if any did.
     pub(crate) trusted_until: Option<BootTime>,
 }
 
@@ -49,7 +49,7 @@ impl UnrenderedFile {
         let wall = |at: BootTime| at.nanos().saturating_add(self.boot_unix_ns);
         let mut history = Vec::new();
         for pairs in self.pairs.chunk_by(|one, other| one.name == other.name) {
-            // Addresses of one answer go together: most of them still are.
+            // Addresses of one answer share an entry: most of them still have the same times.
             let same = |one: &&LearnedPair, other: &&LearnedPair| {
                 (one.seen, one.expires, one.ttl, one.trusted_until)
                     == (other.seen, other.expires, other.ttl, other.trusted_until)

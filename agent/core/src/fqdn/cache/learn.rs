@@ -23,7 +23,7 @@ pub(crate) struct Answer<'a> {
     /// Endpoint that received the answer.
     pub endpoint: EndpointId,
     pub name: &'a Fqdn,
-    /// Labels that its addresses carry, if the node does not know it yet.
+    /// Labels that its addresses carry, if the node does not know the name yet.
     pub labels: Option<&'a LabelSet>,
     pub address: IpAddr,
     pub seen: BootTime,
@@ -56,9 +56,9 @@ impl Lookup {
 }
 
 impl NameCache {
-    /// Learns one address. True if it has the lease that was asked for: none is given near a
-    /// limit of the endpoint, or while the pair's is being revoked. Merging is commutative: the
-    /// later expiry and the later lease win; of two that expire at once the one seen last.
+    /// Learns one address. True if it has the lease that was asked for: no lease is given near a limit
+    /// of the endpoint, or while the pair's own is being revoked. Merging is commutative: the later
+    /// expiry and the later lease win; of two that expire at once the one seen last.
     pub(crate) fn learn(&mut self, answer: &Answer<'_>) -> bool {
         let (endpoint, name, address) = (answer.endpoint, answer.name, answer.address);
         let names = self.endpoints.entry(endpoint).or_default();
@@ -153,7 +153,7 @@ impl NameCache {
         }
     }
 
-    /// Keeps a pair until then, for every endpoint.
+    /// Keeps a pair until a time, for every endpoint.
     pub(crate) fn know_until(&mut self, name: &Fqdn, address: IpAddr, until: BootTime) {
         let pair = self.pair(name, address, None);
         let until = pair.known_until.map_or(until, |known| known.max(until));

@@ -8,8 +8,10 @@ use shared_maps::IdentityId;
 
 use crate::{checksum::Sum, labels::LabelSet};
 
-/// Numbers that one label set may have.
+/// Numbers that a label set may have at first.
 pub(crate) const CANDIDATES: u64 = 64;
+/// Numbers that it may have if other labels have all of these.
+const FURTHER: u64 = 1024;
 /// Numbers from here on are those of a node. No object has one.
 pub(crate) const NODE_FIRST: IdentityId = IdentityId(61_440);
 
@@ -33,8 +35,14 @@ pub struct RangeError;
 
 impl IdentityRange {
     /// How many numbers there are.
-    fn size(self) -> u64 {
+    pub(crate) fn size(self) -> u64 {
         u64::from(self.last - self.first) + 1
+    }
+
+    /// The number at this place, which is less than the size.
+    fn at(self, place: u64) -> IdentityId {
+        // The size has 16 bits.
+        IdentityId(self.first + u32::try_from(place).unwrap_or(0))
     }
 
     /// Whether agents give this number.
@@ -88,11 +96,21 @@ pub fn candidates(
         }
     }
     let hash = sum.number();
-    (0..CANDIDATES).map(move |k| {
-        let offset = mixed(hash.wrapping_add(k.wrapping_mul(INCREMENT))) % range.size();
-        // It is less than the size of the range, which has 16 bits.
-        IdentityId(range.first + u32::try_from(offset).unwrap_or(0))
-    })
+    (0..CANDIDATES)
+        .map(move |k| range.at(mixed(hash.wrapping_add(k.wrapping_mul(INCREMENT))) % range.size()))
+}
+
+/// Numbers that a label set may have if other labels have all of [`candidates`]: those after its first candidate. A
+/// tenant can choose labels whose numbers are the candidates of another tenant's labels. It cannot as easily have a
+/// thousand numbers in a row.
+pub fn further_candidates(
+    labels: &LabelSet,
+    range: IdentityRange,
+) -> impl Iterator<Item = IdentityId> + use<> {
+    let first = candidates(labels, range).next();
+    let from = first.map_or(0, |first| u64::from(first.0 - range.first));
+    let others = (range.size() - 1).min(FURTHER);
+    (1..=others).map(move |n| range.at((from + n) % range.size()))
 }
 
 /// Increment of SplitMix64.

@@ -52,23 +52,24 @@ impl Identities {
         }
     }
 
-    /// What changed since the last call; numbers that go come first.
+    /// What changed since the last call; numbers that go come first. Duplicates are given as such: they give no
+    /// number.
     pub(super) fn changes(&mut self) -> Vec<SourceEvent<CiliumIdentity>> {
         let (mut gone, mut put) = (Vec::new(), Vec::new());
         for id in std::mem::take(&mut self.touched) {
-            let counts = |object: &&CiliumIdentity| {
-                let numbers = self.numbers.get(&object.labels);
-                let first = numbers.and_then(BTreeSet::first);
-                first.is_some_and(|first| first.id == id)
-            };
-            let now = self.objects.get(&id).filter(counts).cloned();
+            let now = self.objects.get(&id).and_then(|object| self.given(object));
             let before = match &now {
                 Some(object) => self.returned.insert(id, object.clone()),
                 None => self.returned.remove(&id),
             };
             match now {
                 Some(object) if before.as_ref() != Some(&object) => {
-                    put.push(SourceEvent::Apply(object));
+                    let list = if object.is_duplicate {
+                        &mut gone
+                    } else {
+                        &mut put
+                    };
+                    list.push(SourceEvent::Apply(object));
                 }
                 None if before.is_some() => gone.push(SourceEvent::Delete(id.0.to_string())),
                 _ => {}
@@ -76,6 +77,22 @@ impl Identities {
         }
         gone.append(&mut put);
         gone
+    }
+
+    /// As it is given: the one that counts, or a duplicate. None of a document that does not count, nor of an object
+    /// that only a document of this node precedes: other nodes use its number.
+    fn given(&self, object: &CiliumIdentity) -> Option<CiliumIdentity> {
+        let numbers = self.numbers.get(&object.labels)?;
+        if numbers.first()?.id == object.id {
+            return Some(object.clone());
+        }
+        let of_server = |id: &IdentityId| self.objects.get(id).is_some_and(|one| !one.is_document);
+        let first = numbers.iter().map(|one| one.id).find(of_server)?;
+        let is_duplicate = !object.is_document && first != object.id;
+        is_duplicate.then(|| CiliumIdentity {
+            is_duplicate,
+            ..object.clone()
+        })
     }
 
     /// Label sets with several numbers, in words.

@@ -54,7 +54,7 @@ struct KnownBackend {
 }
 
 impl KnownService {
-    /// None unless it has addresses that kube-proxy translates.
+    /// `None` unless it has addresses that kube-proxy translates.
     fn of(service: &Service) -> Option<Self> {
         let cluster: BTreeSet<_> = service.cluster_ips.iter().copied().collect();
         let balanced: BTreeSet<_> = service.load_balancer_ips.iter().copied().collect();

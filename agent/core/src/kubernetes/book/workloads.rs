@@ -1,4 +1,4 @@
-//! What the replicas of a workload have in common. Each is stored once, with the labels of its
+//! What the replicas of a workload have in common. Each workload is stored once, with the labels of its
 //! identity.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -21,7 +21,7 @@ pub(super) struct Workloads(BTreeMap<Arc<Workload>, Known>);
 #[derive(Debug, Default)]
 struct Known {
     pods: usize,
-    /// Labels of the identity; none until they are needed, and after a change of the namespace.
+    /// Labels of the identity; `None` until they are needed, and after a change of the namespace.
     identity: Option<LabelSet>,
 }
 

@@ -63,7 +63,7 @@ fn extra_rules_are_added_to_the_default_ones() {
     let excluding = with(&["!k8s:build-.*", "k8s:!rev"]);
     assert!(!keeps(&excluding, "k8s:build-id=7") && !keeps(&excluding, "k8s:revision=7"));
     assert!(keeps(&excluding, "k8s:app=web") && keeps(&excluding, "cidr:build-id=7"));
-    // One including rule, and labels that no rule includes are left out.
+    // With one including rule, labels that no rule includes are left out.
     let including = with(&["k8s:app"]);
     assert!(keeps(&including, "k8s:app=web") && keeps(&including, "k8s:application=web"));
     assert!(!keeps(&including, "k8s:tier=b"));

@@ -12,10 +12,10 @@ use super::{
 };
 use crate::name_objects::dns_name::{self, NameError};
 
-/// Flaws of an object that are described.
+/// Most flaws of an object that are described.
 const FLAWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
-/// Reason and message of a condition: bytes that are kept.
+/// Most bytes that are kept of the reason and of the message of a condition.
 const LONGEST_TEXT: usize = 256;
 
 /// Why a document is not an object.
@@ -46,7 +46,7 @@ pub struct Read {
 }
 
 impl Resolver {
-    /// Reads a document. `namespace` is its namespace if it has none.
+    /// Reads a document. `namespace` is its namespace if it names none.
     ///
     /// # Errors
     /// It is not an object, or its name cannot be used. A status never refuses an object: entries

@@ -1,5 +1,5 @@
 //! Whether a sender may ask for a name: some DNS server must exist whose queries its policy sends to
-//! the proxy, with a rule that allows the name there. Servers are tried that the rules name, one for
+//! the proxy, with a rule that allows the name there. The servers that rules name are tried, one for
 //! each selector, and judged as packets are.
 
 use dns_policy::{name::Fqdn, pattern::Pattern};
@@ -28,7 +28,7 @@ const DNS: [Port; 2] = [
     },
 ];
 
-/// The step of a name's look-up; none if nothing restricts the sender.
+/// The step of a name's look-up; `None` if nothing restricts the sender.
 pub(super) fn asking(
     policy: &EndpointPolicy,
     from: &LabelSet,
@@ -88,8 +88,8 @@ fn names(rules: &[Match<'_>]) -> bool {
     ports.any(|port| port.dns.is_some())
 }
 
-/// Whether a rule allows the name at this port of a server; one without DNS names allows every name
-/// there, if another one sends the query to the proxy.
+/// Whether a rule allows the name at this port of a server. A rule without DNS names allows every name
+/// there, if another rule sends the query to the proxy.
 fn allows(rule: &PeerRule, port: Port, server: &LabelSet, name: &Fqdn) -> bool {
     let mut ports = rule.ports.iter();
     rule.ports.is_empty()

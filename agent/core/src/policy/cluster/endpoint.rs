@@ -29,7 +29,7 @@ pub struct CiliumEndpoint {
     pub ports: NamedPorts,
 }
 
-/// Reads an endpoint. One without an identity or addresses yet has no labels or addresses.
+/// Reads an endpoint. While it has no identity or no addresses yet, its labels or addresses are empty.
 pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumEndpoint> {
     let top = Field::top(value);
     let metadata = metadata::read(head, &top)?;

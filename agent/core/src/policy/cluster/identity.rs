@@ -8,15 +8,15 @@ use shared_maps::IdentityId;
 
 use super::{metadata, read::label};
 use crate::{
-    identity::cluster_object::{CiliumIdentity, is_ours},
+    identity::cluster_object::{CiliumIdentity, MADE_BY, is_ours},
     labels::{Label, LabelSet},
     policy::head::Head,
 };
 
 /// Fields that have a meaning.
 pub(in crate::policy) const KEPT: &[&str] = &[
+    "metadata.annotations",
     "metadata.creationTimestamp",
-    "metadata.labels",
     "metadata.uid",
     "security-labels",
 ];
@@ -55,12 +55,16 @@ pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumIdent
     }
     let metadata = metadata::read(head, &top)?;
     let uid = top.get("metadata").get("uid").optional_text()?;
+    let annotations = top.get("metadata").get("annotations").mapping()?;
+    let made_by = annotations.get(MADE_BY);
     Ok(CiliumIdentity {
         id,
         labels: LabelSet::new(labels),
         created: metadata.created.map(|ns| ns / SECOND),
-        is_ours: is_ours(&metadata.labels),
+        // Another value, also one that is no text, is another program's.
+        is_ours: is_ours(made_by.as_str()),
         uid: uid.map(Arc::from),
         is_document: false,
+        is_duplicate: false,
     })
 }

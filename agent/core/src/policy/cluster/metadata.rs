@@ -14,7 +14,7 @@ use crate::policy::head::Head;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Metadata {
     pub(super) labels: BTreeMap<String, String>,
-    /// When it was made, nanoseconds since 1970; none if it does not say.
+    /// When it was made, nanoseconds since 1970; `None` if it does not say.
     pub(super) created: Option<u64>,
 }
 

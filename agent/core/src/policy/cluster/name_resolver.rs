@@ -17,7 +17,7 @@ pub(in crate::policy) const KEPT: &[&str] = &[
     "status.resolvedNames",
 ];
 
-/// Reads a document. A part of its status that cannot be used is left out, and is a warning.
+/// Reads a document. A part of its status that cannot be used is left out, with a warning.
 pub(in crate::policy) fn read(
     head: &Head,
     value: &Value,

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::labels::Label;
 
-/// Reads an address as API server and kube-proxy do: IPv4 with leading zeros, which mean nothing, and
-/// within IPv6.
+/// Reads an address as API server and kube-proxy do: IPv4 may have leading zeros, which mean nothing,
+/// and may be within IPv6.
 fn parse_address(written: &str) -> Option<IpAddr> {
     let with_zeros = || {
         let part = |part: &str| {
@@ -45,7 +45,7 @@ pub(super) fn address(field: &Field<'_>) -> Checked<IpAddr> {
     Ok(address)
 }
 
-/// An address; none if it is absent or empty.
+/// An address; `None` if it is absent or empty.
 pub(super) fn optional_address(field: &Field<'_>) -> Checked<Option<IpAddr>> {
     let written = field.optional_text()?;
     written.map(|_| address(field)).transpose()
@@ -82,7 +82,7 @@ pub(super) fn protocol(field: &Field<'_>) -> Checked<Protocol> {
     Protocol::parse(text).ok_or_else(|| field.fault(reason(), "write TCP, UDP or SCTP"))
 }
 
-/// True or false; none if it is absent.
+/// True or false; `None` if it is absent.
 pub(super) fn optional_bool(field: &Field<'_>) -> Checked<Option<bool>> {
     match field.value {
         None | Some(Value::Null) => Ok(None),

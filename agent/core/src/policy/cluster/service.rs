@@ -43,7 +43,7 @@ pub struct ServicePort {
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
-    /// The port of each node that leads there; none = there is none.
+    /// The port of each node that leads to this port; `None` if there is no such port.
     pub node_port: Option<u16>,
 }
 
@@ -110,7 +110,7 @@ fn ports(field: &Field<'_>) -> Checked<Vec<ServicePort>> {
     ports.collect()
 }
 
-/// No policy depends on it, so nothing that is written there refuses the Service.
+/// No policy depends on the node port: an invalid one does not refuse the Service.
 fn node_port(field: &Field<'_>) -> Option<u16> {
     port(field).ok()
 }

@@ -29,7 +29,7 @@ const SERVICE: &str = "kubernetes.io/service-name";
 pub struct EndpointSlice {
     pub namespace: String,
     pub name: String,
-    /// The Service, in the same namespace; none if the slice belongs to no Service.
+    /// The Service, in the same namespace; `None` if the slice belongs to no Service.
     pub service: Option<String>,
     pub backends: Vec<Backend>,
     /// Ports that every backend has.
@@ -39,8 +39,8 @@ pub struct EndpointSlice {
 /// A machine or pod behind a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
-    /// Its addresses: of one family, and all of the same machine or pod. An unspecified address
-    /// stands for one that cannot be read: kube-proxy may read it.
+    /// Its addresses: of one family, and all of the same machine or pod. An unspecified address stands
+    /// for one that cannot be read here: kube-proxy may still read it.
     pub addresses: Vec<IpAddr>,
     /// It may get new connections.
     pub ready: bool,
@@ -55,10 +55,10 @@ pub struct Backend {
 /// A port of all backends of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
-    /// Its name, that of the Service's port; empty if that has none.
+    /// Its name, which is that of the Service's port; empty if the Service's port has none.
     pub name: String,
     pub protocol: Protocol,
-    /// The backends' port; none = every port. 0 stands for one that is no port: the API server
+    /// The backends' port; `None` = every port. 0 stands for a number that is no port: the API server
     /// accepts any number.
     pub port: Option<u16>,
 }
@@ -126,7 +126,7 @@ fn backends(top: &Field<'_>, warnings: &mut Vec<String>) -> Checked<Vec<Backend>
         for written in item.get("addresses").items()? {
             match address_of(family, &written) {
                 Ok(one) => addresses.push(one),
-                // The slice must not stay as it was: packets may go there all the same.
+                // The slice must not stay as it was: packets may go to this backend all the same.
                 Err(refusal) => {
                     warnings.push(format!(
                         "{refusal}; until then the Service is closed to restricted endpoints"

@@ -15,7 +15,8 @@ fn read(text: &str) -> Result<PolicyDocument, PolicyError> {
     found.remove(0)
 }
 
-/// The text is read, and refused for this field once a part of it is replaced.
+/// Checks that the text is read, and that it is refused for `field` once `to` takes the place of
+/// `from`.
 #[track_caller]
 fn refused(text: &str, from: &str, to: &str, field: &str) {
     read(text).unwrap();

@@ -124,7 +124,7 @@ fn is_plain(rule: &PeerRule, at: DnsPort, server: Option<&LabelSet>) -> bool {
     rule.ports.is_empty() || ports.any(|port| port.dns.is_none() && is_at(port, at, server))
 }
 
-/// Names as the proxy takes them; none if no name can match.
+/// Names as the proxy takes them; `None` if no name can match.
 fn render_names(names: &DnsNames) -> Option<NameRules> {
     match names {
         DnsNames::All => Some(NameRules::every_name()),
@@ -192,7 +192,7 @@ fn add_service(
 }
 
 /// Names and patterns that rules allow at every backend, compared as text: a name is left out if a
-/// pattern allows it at one backend and its own text at another. None if nothing is left.
+/// pattern allows it at one backend and its own text at another. `None` if nothing is left.
 fn common_names(
     side: &Side,
     selectors: &SelectorCache,

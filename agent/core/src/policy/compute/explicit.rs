@@ -23,8 +23,8 @@ pub(crate) struct Explicit {
 }
 
 impl Explicit {
-    /// The directions in which entries for everyone let a packet pass, of those in which `denied`
-    /// has an entry.
+    /// Of the directions in which `denied` has an entry, those in which entries for everyone let a
+    /// packet pass.
     pub(crate) fn for_denied<'a>(
         denied: impl Iterator<Item = &'a PolicyKey>,
         everyone: &Entries,
@@ -53,7 +53,7 @@ impl Explicit {
         self.egress || self.ingress
     }
 
-    /// In the directions of either.
+    /// The directions of either of the two.
     pub(crate) const fn or(self, other: Self) -> Self {
         Self {
             egress: self.egress || other.egress,
@@ -85,8 +85,8 @@ pub(crate) fn lets_pass(entries: &Entries, direction: u8) -> bool {
     entries.any(|(key, value)| key.egress == direction && !value.is_deny())
 }
 
-/// The entries of a Service: what its own entries and those for everyone mean together. Only those for
-/// every protocol and port are looked up for a Service, and its own entries say all about its ports.
+/// The entries of a Service: what its own entries and those for everyone mean together. Its own entries
+/// say all about its ports, and of those for everyone only the one for every protocol and port counts.
 pub(crate) fn of_service(id: IdentityId, mut own: Entries, everyone: &Entries) -> Entries {
     let everything = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
     let for_everyone = PolicyKey::new(IdentityId::UNKNOWN.0, EGRESS, 0, 0, 0);

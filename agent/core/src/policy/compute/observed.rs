@@ -1,8 +1,8 @@
 //! Endpoints whose DNS answers the proxy has to see although no DNS rule says so: an ordered list
 //! names destinations by DNS name.
 //!
-//! Queries to port 53 that policy lets pass go through the proxy then, which allows every name where
-//! a rule allows the port whatever the name. What DNS rules allow is not widened.
+//! Queries to port 53 that policy lets pass then go through the proxy. It allows every name where a
+//! rule without names allows the port. What DNS rules allow is not widened.
 
 use dns_policy::rule::{NameRule, Transport};
 use shared_maps::{

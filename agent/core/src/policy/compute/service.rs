@@ -40,7 +40,7 @@ pub(crate) struct ServicePort {
 /// A backend: the identity of its address, and its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Backend {
-    /// Identity; [`IdentityId::UNKNOWN`] for one that no rule selects.
+    /// Identity; [`IdentityId::UNKNOWN`] for a backend that no rule selects.
     pub identity: IdentityId,
     pub port: u16,
 }
@@ -53,7 +53,7 @@ pub(crate) enum PortVerdict {
     Closed,
     /// Some backends are allowed, and some are not.
     Mixed,
-    /// Every backend is allowed, and no DNS rule is about any.
+    /// Every backend is allowed, and no DNS rule is about any of them.
     Allowed,
     /// Every backend is allowed, and DNS rules are about at least one.
     Redirected,
@@ -134,7 +134,7 @@ pub(crate) fn render(
     let mut rendered = Rendered::default();
     let verdicts = service.ports.iter().map(|port| {
         let verdict = match verdict(of, port) {
-            // Its backends may have another port.
+            // The Service's port may be observed where those of its backends are not.
             PortVerdict::Allowed if observed.is_at(port.protocol, port.port) => {
                 PortVerdict::Redirected
             }

@@ -7,9 +7,9 @@ use shared_maps::{
 
 use super::tier::is_of_table;
 
-/// Order in which entries are set; they are removed in the reverse. Entries of tables come before
-/// all others, longest prefix first. The deny of a Service is for all of its ports, except those with
-/// an entry: these come before it.
+/// Order in which entries are set; they are removed in the reverse. Entries of tables come before all
+/// others, longest prefix first. The deny of a Service is for all of its ports, except those with an
+/// entry: such entries come before the deny.
 pub(crate) fn set_order(key: &PolicyKey, value: &PolicyValue) -> u8 {
     if is_of_table(value) {
         LONGEST - key.lpm_len().min(LONGEST)

@@ -36,7 +36,7 @@ use crate::{
 /// whatever that denies.
 const PRECEDENCE: u32 = PRECEDENCE_DENY - 1;
 
-/// Tables that are kept while the rules stay. Most identities share one of a few.
+/// Most tables that are kept while the rules stay. Most identities share one of a few.
 const KEPT: usize = 4096;
 
 /// Whether an entry is one of a table.
@@ -67,7 +67,7 @@ type Question = (Vec<usize>, Vec<Block>);
 /// What an entry of the other rules means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Block {
-    /// None = every protocol and port.
+    /// `None` = every protocol and port.
     protocol: Option<u8>,
     first: u16,
     last: u16,
@@ -101,8 +101,8 @@ struct Row {
 }
 
 impl Tier {
-    /// The tier of a side's ordered rules, whose selectors are registered; none if the side has no such rule.
-    /// The entries for everyone are those of `before`.
+    /// The tier of a side's ordered rules, whose selectors are registered; `None` if the side has no
+    /// such rule. The entries for everyone are those of `before`.
     pub(super) fn of(
         side: &Side,
         selectors: &SelectorCache,
@@ -148,8 +148,8 @@ impl Tier {
         true
     }
 
-    /// The table of an identity, if these selectors of it are those of a rule. `own` are its
-    /// entries of egress by the other rules.
+    /// The table of an identity, if one of these selectors, which select it, is that of a rule. `own`
+    /// are its entries of egress by the other rules.
     pub(super) fn table(
         &mut self,
         identity: IdentityId,
@@ -164,7 +164,7 @@ impl Tier {
         }
         positions.sort_unstable();
         positions.dedup();
-        // No later rule gets a packet.
+        // The rules after one that covers every port get no packet.
         let covers_all = |position: &usize| {
             let rule = self.rules.get(*position);
             rule.is_some_and(|rule| rule.ports.is_empty())
@@ -371,7 +371,7 @@ fn longest_first(blocks: &[Block], protocol: u8) -> Vec<(u16, u16, Says)> {
 /// visited once, however many layers there are.
 fn painted<T: Copy>(cuts: &[u16], layers: &[(u16, u16, T)]) -> Vec<Option<T>> {
     let mut found = vec![None; cuts.len()];
-    // From each span to the next one without a layer, or to one that knows it.
+    // For each span: the next one without a layer, or one from which the search goes on.
     let mut free: Vec<usize> = (0..=cuts.len()).collect();
     for (first, last, layer) in layers {
         let end = cuts.partition_point(|cut| cut <= last);

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use netpol::field::{Checked, Field};
 
-/// Bytes of a name without its final dot.
+/// Most bytes of a name without its final dot.
 const MAX_NAME: usize = 253;
 /// Most bytes of one label (RFC 1035, 2.3.4).
 const MAX_LABEL: usize = 63;

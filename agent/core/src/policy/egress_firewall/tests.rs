@@ -313,7 +313,7 @@ fn a_rule_after_one_that_covers_all_its_packets_is_warned_about() {
         ]))
         .is_empty()
     );
-    // A name has IPv6 addresses, and so have blocks of IPv6.
+    // A name may have IPv6 addresses, and a block of IPv6 consists of them.
     assert!(warnings(json!([all("0.0.0.0/0"), name(), block("fd00::/8")])).is_empty());
     assert_eq!(
         warnings(json!([all("0.0.0.0/0"), block("10.0.0.0/8"), name()])),

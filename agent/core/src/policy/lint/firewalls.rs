@@ -16,9 +16,10 @@ use crate::{
 /// Protocols of DNS: UDP, TCP.
 const DNS_PROTOCOLS: [u8; 2] = [17, 6];
 const DNS_PORT: u16 = 53;
-/// Warnings about DNS servers at most.
+/// Most warnings about DNS servers.
 const FOUND: usize = 20;
-/// A block as long as this or shorter covers the addresses of a family that are in use, as 2000::/3.
+/// A block with a prefix no longer than this covers the addresses of a family that are in use, as
+/// 2000::/3 does.
 const NEARLY_ALL: u8 = 3;
 
 /// What remedies a denied DNS server.
@@ -49,7 +50,7 @@ pub fn open_family(document: &PolicyDocument) -> Option<OpenFamily> {
             rule.action == TierAction::Deny && rule.ports.is_empty() && is_all
         })
     };
-    // An author who allows the whole family means it.
+    // An author who allows the whole family leaves it open on purpose.
     let is_meant = |is_family: Family| {
         tier().any(|rule| {
             let mut blocks = blocks(rule).into_iter().filter(is_family);
@@ -158,7 +159,8 @@ fn dns_servers(rule: &Rule) -> impl Iterator<Item = (&str, Vec<IpNet>)> {
     })
 }
 
-/// The rule that denies every address of a block at port 53; none if a rule before it may allow one.
+/// The rule that denies every address of a block at port 53; `None` if a rule before it may allow one
+/// of them.
 fn denied_by(firewall: &PolicyDocument, server: IpNet) -> Option<&TierRule> {
     let tier = firewall.rules().iter().flat_map(|rule| &rule.tier);
     for rule in tier {
@@ -303,7 +305,7 @@ spec:
         ] {
             assert!(text.contains(part), "{text}");
         }
-        // Below the rule that denies it, and for another port.
+        // Neither an allow below the rule that denies the server helps, nor one for another port.
         assert!(!with(&[DENY_IPV4, &both]).is_empty());
         assert!(!with(&[&https, DENY_IPV4]).is_empty());
         assert!(with(&[&both, DENY_IPV4]).is_empty());

@@ -1,4 +1,4 @@
-//! DNS rules that let a server of one namespace answer names that a policy of another one opens.
+//! DNS rules that let a server of one namespace answer names that a policy of another namespace opens.
 //!
 //! Addresses have the labels of names for the whole node. So the owner of a namespace that runs a
 //! DNS server, and lets its pods ask that server for such a name, could open any address to the pods
@@ -17,7 +17,7 @@ use crate::{
     selector::selector::{CidrSelector, Entity, LabelSelector, Operator, Selector},
 };
 
-/// Pairs of names that are compared at most: a status must not wait for more.
+/// Most pairs of names that are compared: a status must not wait for more.
 const COMPARED: usize = 100_000;
 /// Most warnings that are given.
 const FOUND: usize = 20;
@@ -39,7 +39,7 @@ struct Asking<'a> {
     document: &'a PolicyDocument,
     rule: &'a PeerRule,
     names: &'a DnsNames,
-    /// None = any server.
+    /// `None` = any server.
     server: Option<&'a Selector>,
 }
 
@@ -139,20 +139,20 @@ fn opening_in(document: &PolicyDocument) -> impl Iterator<Item = Opening<'_>> {
     })
 }
 
-/// None for a policy of the whole cluster.
+/// The namespace of a policy; `None` for a policy of the whole cluster.
 fn namespace(document: &PolicyDocument) -> Option<&str> {
     let mut parts = document.key.split('/').skip(1);
     let first = parts.next();
     parts.next().and(first)
 }
 
-/// Whether a policy may be about the pods that another one is about.
+/// Whether a policy may be about the pods that `other` is about.
 fn is_for(policy: &PolicyDocument, other: &PolicyDocument) -> bool {
     namespace(policy).is_none() || namespace(policy) == namespace(other)
 }
 
 impl KnownServers<'_> {
-    /// Whether no namespace of another owner has such a server.
+    /// Whether every namespace trusts such a server: no other owner has one.
     fn has(&self, server: Option<&Selector>) -> bool {
         match server {
             Some(Selector::Labels(labels)) => self.is_in_namespace(labels),
@@ -262,7 +262,7 @@ fn meet(one: &[Token], other: &[Token]) -> bool {
             }
         }
         if !matches!(token, Token::Letter(_)) {
-            // It may stand for nothing.
+            // The token may stand for nothing.
             next.copy_from_slice(&reached);
         }
         follow(Some(*token), other, &mut next);
@@ -271,7 +271,7 @@ fn meet(one: &[Token], other: &[Token]) -> bool {
     reached.last() == Some(&true)
 }
 
-/// Goes on over what needs no letter of its own, or a letter that `token` stands for.
+/// Goes on over steps of `other` that need no letter of their own, or one that `token` stands for.
 fn follow(token: Option<Token>, other: &[Token], reached: &mut [bool]) {
     for (at, step) in other.iter().enumerate() {
         let passes = match (token, step) {

@@ -116,9 +116,9 @@ fn pods(namespaces: &Namespaces, pods: &selector::Selector, own: &str) -> LabelS
     LabelSelector { requirements }
 }
 
-/// Whether a namespace without the label meets the requirement. Then it selects only pods whose
-/// namespace's labels are known: otherwise a namespace without a document would be one without
-/// labels.
+/// Whether a namespace without the label meets the requirement. Such a requirement selects only pods
+/// whose namespace's labels are known: otherwise a namespace without a document would count as one
+/// without labels.
 fn is_about_absence(wanted: &selector::Requirement) -> bool {
     let absent = matches!(
         wanted.condition,

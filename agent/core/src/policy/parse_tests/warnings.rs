@@ -63,7 +63,7 @@ fn an_empty_rule_denies_and_allows_nothing() {
 
 #[test]
 fn a_rule_that_says_nothing_is_refused() {
-    // As a file ends that was cut off behind its selector.
+    // A file that was cut off behind its selector ends like this.
     for rest in [
         "",
         "egress:",

@@ -17,7 +17,7 @@ use crate::{
 /// The documents of the directory and of the cluster, as one source.
 #[derive(Debug, Default)]
 pub struct Merged {
-    /// None = there is no cluster.
+    /// `None` = there is no cluster.
     cluster: Option<ClusterDocuments>,
     directory: BTreeMap<String, PolicyDocument>,
     directory_listed: bool,
@@ -163,7 +163,7 @@ impl Merged {
         changes
     }
 
-    /// All that is refused now; none if that did not change.
+    /// All that is refused now; `None` if that did not change.
     fn refuse(&mut self) -> Option<PolicyChange> {
         let mut refused = self.directory_refused.clone();
         let doubled = self.directory.values();

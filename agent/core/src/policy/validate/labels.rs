@@ -55,12 +55,12 @@ pub(super) fn allowed_peer_labels(field: &Field<'_>, scope: &Scope) -> Checked<L
     Ok(selector)
 }
 
-/// A selector of groups: keys are of the source of their labels.
+/// A selector of groups of blocks: its keys get the source of groups' labels.
 pub(super) fn group_labels(field: &Field<'_>) -> Checked<LabelSelector> {
     labels_of(CIDR_GROUP, field)
 }
 
-/// A selector of nodes: keys are of the source of their labels.
+/// A selector of nodes: its keys get the source of nodes' labels.
 pub(in crate::policy) fn node_labels(field: &Field<'_>) -> Checked<LabelSelector> {
     labels_of(NODE, field)
 }

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Ports and ICMP types; none if the rule names neither.
+/// Ports and ICMP types; `None` if the rule has neither.
 pub(super) fn ports_of(field: &Field<'_>, section: &Section) -> Checked<Option<Vec<PortRule>>> {
     match (field.get("toPorts").written(), field.get("icmps").written()) {
         (None, None) => Ok(None),
@@ -141,7 +141,7 @@ fn range(end_field: &Field<'_>, first: u16, end: Option<u16>) -> Checked<Ports> 
     })
 }
 
-/// The name of a port; none if it is a number, or neither a number nor a text.
+/// The name of a port; `None` if it is a number, or neither a number nor a text.
 fn port_name(field: &Field<'_>) -> Checked<Option<PortName>> {
     let text = match field.value {
         Some(Value::String(text)) if !is_digits(text) => text,
@@ -223,7 +223,7 @@ fn icmp_type(field: &Field<'_>, protocol: Protocol) -> Checked<u16> {
     parsed.map(u16::from).ok_or_else(fault)
 }
 
-/// The `rules` of a `toPorts` element; none if it has no DNS rules.
+/// The `rules` of a `toPorts` element; `None` if it has no DNS rules.
 fn dns_names(rules: &Field<'_>) -> Checked<Option<DnsNames>> {
     only(rules, &["dns"], &["http", "kafka", "l7", "l7proto"])?;
     let dns = rules.get("dns");

@@ -3,7 +3,7 @@
 /// What a document's selectors may mean.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
-    /// Namespace of the document; none = cluster-wide.
+    /// Namespace of the document; `None` = cluster-wide.
     pub namespace: Option<String>,
 }
 

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::{LabelSelector, Operator, Subject};
 use crate::labels::{CIDR_GROUP, Label, LabelSet};
 
-/// A block without parts of it.
+/// A block, of which parts may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CidrSelector {
     pub prefix: IpNet,
@@ -67,7 +67,7 @@ fn write_except(f: &mut fmt::Formatter<'_>, except: &BTreeSet<IpNet>) -> fmt::Re
         .try_for_each(|part| write!(f, " except {part}"))
 }
 
-/// Groups of blocks, without parts of them.
+/// Groups of blocks, of which parts may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupSelector {
     /// Labels of a group, all of source `CIDR_GROUP`; its name is among them (`group_label`).
@@ -83,8 +83,8 @@ pub(crate) fn group_label(name: &str) -> Label {
 
 /// Key of [`group_label`] before the group's name.
 const GROUP_NAME: &str = "io.cilium.policy.cidrgroupname/";
-/// Key of a label that a block has of one of its group's labels, before `group/key:value`:
-/// groups that overlap may give one key several values, and each label of a set has its own key.
+/// Start of the key of the label that stands for a label of a block's group; `group/key:value` follows.
+/// Groups that overlap may give one key several values, and each label of a set has its own key.
 const GROUP_LABEL: &str = "holdfast.cidrgrouplabel/";
 
 /// Labels that blocks of a group have.
@@ -116,7 +116,7 @@ impl GroupSelector {
         self.key()?.strip_prefix(GROUP_NAME)
     }
 
-    /// Key of the label of that group's blocks.
+    /// Key of the label that the blocks of the named group have.
     pub(in crate::selector) fn key(&self) -> Option<&str> {
         let mut named = self.labels.requirements.iter();
         let named = named.find(|requirement| {

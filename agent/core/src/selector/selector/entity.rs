@@ -30,8 +30,8 @@ shared_maps::words! {
 }
 
 impl Entity {
-    /// Reads an entity's name. `all` is not among them: validation makes a rule without selectors
-    /// of it, which is about every peer.
+    /// Reads an entity's name. `all` is not among the names: validation turns it into a rule without
+    /// selectors, which is about every peer.
     pub fn parse(text: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|entity| entity.as_str() == text)

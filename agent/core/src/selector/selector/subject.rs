@@ -16,7 +16,7 @@ pub struct Subject {
     pub id: IdentityId,
     pub labels: LabelSet,
     pub(in crate::selector) cidr: Option<IpNet>,
-    /// Blocks of an EgressFirewall that the node is in: one of each address.
+    /// Blocks of EgressFirewalls that the node is in, one for each of its addresses.
     pub(in crate::selector) node_cidrs: Vec<IpNet>,
 }
 

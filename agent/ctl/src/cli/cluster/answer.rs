@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::objects::Enforcement;
 
-/// Most characters of a text.
+/// Maximum characters of a text.
 const CHARACTERS: usize = 1000;
-/// Most entries of a list.
+/// Maximum entries of a list.
 const ENTRIES: usize = 1000;
 
 /// State of an agent.
@@ -21,20 +21,20 @@ pub(super) struct Agent {
     pub(super) ready: bool,
     /// Endpoints; of `netpol run`: pods of the node that have an address.
     pub(super) endpoints: u64,
-    /// Policy documents that it refuses.
+    /// Policy documents that the agent refuses.
     pub(super) refused: u64,
     /// Pods of the node that are not under policy, `namespace/name`.
     pub(super) unmanaged: Vec<String>,
-    /// Pods that are under policy now and ran before they were.
+    /// Pods that are under policy, but ran for a time before they were.
     pub(super) started_open: Vec<String>,
     /// Policies of kinds that this node cannot enforce, by kind.
     pub(super) not_enforced: BTreeMap<String, u64>,
-    /// Problems of the agent as it words them.
+    /// Problems in the words of the agent.
     #[serde(skip)]
     pub(super) problems: Vec<String>,
 }
 
-/// The fields of `status` that are read here. Those of another version may be absent.
+/// The fields of `status` that are read here. An agent of another version may lack some of them.
 #[derive(Deserialize)]
 struct Answer {
     version: String,
@@ -117,7 +117,7 @@ impl Agent {
         }
     }
 
-    /// Pods that ran before they were under policy are no fault of today.
+    /// Pods that ran before they were under policy do not count as a problem.
     pub(super) fn is_fine(&self) -> bool {
         self.ready && self.refused == 0 && self.unmanaged.is_empty() && self.problems.is_empty()
     }
@@ -131,7 +131,7 @@ fn bounded<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
     texts.take(ENTRIES).map(|text| clean(text)).collect()
 }
 
-/// The text in one line, for a terminal.
+/// The text in one line, without characters that change a terminal.
 pub(super) fn clean(text: &str) -> String {
     let mut cleaned: String = text
         .chars()
@@ -144,7 +144,7 @@ pub(super) fn clean(text: &str) -> String {
     cleaned
 }
 
-/// Control characters, and those that change the direction of a line or have no width.
+/// Whether a character is a control character, changes the direction of a line, or has no width.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

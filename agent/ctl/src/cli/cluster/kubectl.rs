@@ -22,21 +22,21 @@ const LISTING: Bound = Bound {
     bytes: 256 << 20,
     time: Duration::from_secs(60),
 };
-/// Most bytes of an agent's answer.
+/// Maximum bytes of an agent's answer.
 const ANSWER_BYTES: usize = 4 << 20;
-/// Most bytes of error output that are kept.
+/// Maximum bytes of error output that are kept.
 const ERROR_BYTES: usize = 4 << 10;
-/// The last line of a failed `kubectl exec`, which has no reason.
+/// How the last line of a failed `kubectl exec` begins. That line gives no reason.
 const EXIT_LINE: &str = "command terminated with exit code";
 
-/// What one run may use.
+/// Limits of one run of kubectl.
 #[derive(Clone, Copy)]
 struct Bound {
     bytes: usize,
     time: Duration,
 }
 
-/// The program, and how it finds the cluster.
+/// The program, with its arguments that name the cluster.
 pub(super) struct Kubectl {
     program: PathBuf,
     place: Vec<OsString>,
@@ -110,7 +110,7 @@ impl Kubectl {
     }
 }
 
-/// All of a stream; an error if it is longer.
+/// Reads a whole stream. Fails if it is longer than `most` bytes.
 async fn whole(stream: impl AsyncRead + Unpin, most: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut stream = stream.take(most as u64 + 1);
@@ -121,7 +121,7 @@ async fn whole(stream: impl AsyncRead + Unpin, most: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first bytes of a stream. The rest is read, so that the writer does not wait.
+/// Reads a stream to its end, so that the writer does not wait, and keeps the first bytes.
 async fn beginning(mut stream: impl AsyncRead + Unpin, most: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     (&mut stream)
@@ -132,11 +132,11 @@ async fn beginning(mut stream: impl AsyncRead + Unpin, most: usize) -> Result<Ve
     Ok(bytes)
 }
 
-/// Why it failed: what it wrote, else how it ended.
+/// Why kubectl failed: its error output, else its exit status.
 fn reason(errors: &[u8], status: ExitStatus) -> String {
     let errors = String::from_utf8_lossy(errors);
     let lines = errors.lines().map(str::trim);
-    // Lines of its log repeat what the last line says in plain words.
+    // kubectl's log lines repeat what its last line says in plain words.
     let is_log = |line: &str| line.starts_with('E') && line.contains(".go:");
     let lines =
         lines.filter(|line| !line.is_empty() && !line.starts_with(EXIT_LINE) && !is_log(line));

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Label of the chart's pods with the name of what they run.
+/// Label of the chart's pods with the name of the program that they run.
 const NAME: &str = "app.kubernetes.io/name";
-/// Its value for pods of `netpol run`, and the name of their container.
+/// Value of that label for pods of `netpol run`, and the name of their container.
 const NETPOL: &str = "holdfast-netpol";
-/// The node that the controller of a DaemonSet made a pod for.
+/// JSON pointer in a pod's affinity: the node that the DaemonSet controller made the pod for.
 const TARGET: &str = "/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution\
                       /nodeSelectorTerms/0/matchFields/0/values/0";
 
@@ -31,7 +31,7 @@ impl Enforcement {
         }
     }
 
-    /// Name of the container in its pods.
+    /// Name of the agent's container in the pod.
     pub(super) const fn container(self) -> &'static str {
         match self {
             Self::Programs => "holdfast-agent",
@@ -39,7 +39,7 @@ impl Enforcement {
         }
     }
 
-    /// Arguments of the command that shows its state.
+    /// Arguments of the command that shows the agent's state.
     pub(super) const fn command(self) -> &'static [&'static str] {
         match self {
             Self::Programs => &["status"],
@@ -106,7 +106,7 @@ pub(super) struct NodeStatus {
 }
 
 impl Node {
-    /// Why the cluster has the node for not ready; none if it is.
+    /// Why the cluster does not consider the node ready; `None` if it is ready.
     pub(super) fn not_ready(&self) -> Option<String> {
         let mut conditions = self.status.conditions.iter();
         let ready = conditions.find(|one| one.kind == "Ready" && one.status != "True")?;
@@ -132,7 +132,7 @@ pub(super) struct Template {
     pub(super) spec: Placement,
 }
 
-/// Where a DaemonSet has pods.
+/// Fields that decide on which nodes a DaemonSet has pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Placement {
@@ -210,7 +210,7 @@ impl Stopped {
 }
 
 impl Pod {
-    /// The node that it is on, or waits for.
+    /// The node that the pod runs on or waits for.
     pub(super) fn node(&self) -> Option<&str> {
         let target = || self.spec.affinity.pointer(TARGET)?.as_str();
         self.spec.node_name.as_deref().or_else(target)
@@ -228,7 +228,7 @@ impl Pod {
         containers.find(|one| one.name == self.enforcement().container())
     }
 
-    /// When its agent started, RFC 3339; none if it does not run.
+    /// When the pod's agent started (RFC 3339); `None` if the agent does not run.
     pub(super) fn since(&self) -> Option<&str> {
         let running = self.agent()?.state.running.as_ref()?;
         Some(&running.started_at)
@@ -246,7 +246,7 @@ impl Pod {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// Why its agent does not run, as far as the cluster knows.
+    /// Why the pod's agent does not run, as far as the cluster knows.
     pub(super) fn stopped(&self) -> String {
         let mut conditions = self.status.conditions.iter();
         let unscheduled =

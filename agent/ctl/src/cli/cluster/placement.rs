@@ -1,8 +1,8 @@
-//! Why a node has no agent on purpose.
+//! Why a node deliberately has no agent.
 
 use super::objects::{DaemonSet, Node, Placement, Taint, Toleration};
 
-/// Taints that every pod of a DaemonSet on the node's network tolerates.
+/// Taints that every DaemonSet pod in the node's own network tolerates.
 const TOLERATED: [&str; 7] = [
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
@@ -13,8 +13,7 @@ const TOLERATED: [&str; 7] = [
     "node.kubernetes.io/network-unavailable",
 ];
 
-/// What keeps the pods of all DaemonSets off the node; none if nothing does, or if there is no
-/// DaemonSet.
+/// What keeps the pods of all DaemonSets off the node; `None` if nothing does, or if there is no DaemonSet.
 pub(super) fn excluded(node: &Node, sets: &[DaemonSet]) -> Option<String> {
     let mut reason = None;
     for set in sets {

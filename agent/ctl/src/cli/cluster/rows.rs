@@ -10,13 +10,13 @@ use super::{
     placement,
 };
 
-/// What was read of a cluster.
+/// The objects and answers that were read of a cluster.
 #[derive(Default)]
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Node>,
     pub(super) pods: Vec<Pod>,
     pub(super) sets: Vec<DaemonSet>,
-    /// Nodes that were taken out.
+    /// Nodes that were taken out of the cluster's enforcement, and cleaned up.
     pub(super) left: BTreeSet<String>,
     /// The answers of running pods, by name.
     pub(super) answers: BTreeMap<String, Result<Agent, String>>,
@@ -25,7 +25,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// The pod that counts, by node: one that ends only if there is no other.
+    /// The pod that counts for each node. A pod that is ending counts only if its node has no other.
     fn pod_of_each_node(&self) -> BTreeMap<&str, &Pod> {
         let mut by_node: BTreeMap<&str, &Pod> = BTreeMap::new();
         let rank = |pod: &Pod| (pod.is_ending(), !pod.is_running());
@@ -47,13 +47,13 @@ impl Cluster {
     }
 }
 
-/// The order is that of the rows.
+/// State of a node. Rows are sorted in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
     Problem,
     Fine,
-    /// Without an agent on purpose.
+    /// The node deliberately has no agent.
     Excluded,
 }
 
@@ -64,21 +64,21 @@ pub(super) struct Row {
     pub(super) state: State,
     /// Pod of the agent.
     pub(super) pod: Option<String>,
-    /// None if it has no pod.
+    /// `None` if the node has no pod.
     pub(super) enforcement: Option<Enforcement>,
     /// When the agent started, RFC 3339.
     pub(super) since: Option<String>,
-    /// How often the cluster started it again.
+    /// How often the cluster started the agent again.
     pub(super) restarts: u64,
-    /// None if the node has no agent, or it did not answer.
+    /// `None` if the node has no agent, or if the agent did not answer.
     pub(super) agent: Option<Agent>,
-    /// Its problems, or why there is no answer.
+    /// Problems that the agent reports, or why there is no answer.
     pub(super) problems: Vec<String>,
-    /// Why there is no agent on purpose.
+    /// Why the node deliberately has no agent.
     pub(super) excluded: Option<String>,
 }
 
-/// All rows, and what they come to.
+/// All rows, with their summary.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) nodes: Vec<Row>,
@@ -94,7 +94,7 @@ pub(super) struct Summary {
     pub(super) with_problems: usize,
     pub(super) excluded: usize,
     pub(super) endpoints: u64,
-    /// The number at the agent that refuses most: agents refuse the same documents.
+    /// The largest number among the agents, not the sum: agents refuse the same documents.
     pub(super) refused: u64,
     pub(super) unmanaged: usize,
     pub(super) started_open: usize,
@@ -107,7 +107,7 @@ pub(super) struct Summary {
 /// Policies of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct NotEnforced {
-    /// The number at the node with most of them: nodes read the same policies.
+    /// The largest number among the nodes, not the sum: nodes read the same policies.
     pub(super) policies: u64,
     /// Nodes that do not enforce them.
     pub(super) nodes: usize,
@@ -134,7 +134,7 @@ impl Report {
         }
     }
 
-    /// Every node has an agent without problems, or none on purpose.
+    /// Whether every object was listed, and each node has an agent without problems, or deliberately none.
     pub(super) fn is_fine(&self) -> bool {
         self.summary.with_problems == 0 && self.unread.is_empty()
     }

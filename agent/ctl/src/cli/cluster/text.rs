@@ -9,7 +9,7 @@ use super::{
 };
 use crate::cli::show::counted;
 
-/// Most characters of a problem in the table; `-o json` has all.
+/// Maximum characters of a problem in the table; `-o json` shows more.
 const CHARACTERS: usize = 160;
 
 pub(super) fn text(report: &Report) -> String {
@@ -58,7 +58,7 @@ fn not_enforced(kind: &str, NotEnforced { policies, nodes }: NotEnforced) -> Str
     )
 }
 
-/// What an agent said; `-` if there is no answer.
+/// A cell with a value of the agent's answer; `-` if there is no answer.
 fn of_agent<T: ToString>(row: &Row, cell: fn(&Agent) -> T) -> String {
     maybe(row.agent.as_ref().map(cell).as_ref())
 }

@@ -2,7 +2,7 @@
 
 use holdfast_agent::netpol::model::{IpSide, NetpolWhy, SideView};
 
-/// A line with the verdict, and one for each side.
+/// One line with the verdict, and one line for each side.
 pub(super) fn text(why: &NetpolWhy) -> String {
     let verdict = match (why.allowed, why.is_denied) {
         (true, _) => "allowed",

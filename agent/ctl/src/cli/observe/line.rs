@@ -32,7 +32,7 @@ pub(super) fn line(at: &str, packet: &PacketView) -> String {
     text
 }
 
-/// What a packet is, and from where to where it goes.
+/// Protocol of a packet, with its source and destination.
 struct Ends {
     protocol: String,
     ends: String,

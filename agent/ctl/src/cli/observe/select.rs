@@ -6,11 +6,11 @@ use agent_core::core::packet_view::PacketView;
 use dns_policy::name::Fqdn;
 use holdfast_agent::config::observe_args::{PacketFilter, PacketVerdict, PortFilter};
 
-/// What a packet must be to be printed.
+/// Conditions that a packet must meet to be printed.
 pub(super) struct Selection<'a> {
     /// Number of its endpoint.
     pub(super) endpoint: Option<u16>,
-    /// Its earliest time, nanoseconds of CLOCK_MONOTONIC.
+    /// Earliest time of the packet, nanoseconds of CLOCK_MONOTONIC.
     pub(super) since: Option<u64>,
     pub(super) filter: &'a PacketFilter,
 }
@@ -42,7 +42,7 @@ impl Selection<'_> {
     }
 }
 
-/// The address of one side: of ARP it has no port.
+/// The address of one side. The text has no port if the packet is ARP.
 fn address(end: &str) -> Option<IpAddr> {
     let of_socket = end.parse::<SocketAddr>().map(|socket| socket.ip());
     of_socket.or_else(|_| end.parse()).ok()

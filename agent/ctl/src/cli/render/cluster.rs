@@ -25,13 +25,13 @@ use super::{
     text,
 };
 
-/// Names that a message lists, at most.
+/// Maximum names that a message lists.
 const LISTED: usize = 10;
 
 /// Pods, namespaces and policies.
 pub(super) struct Cluster {
     objects: Vec<Object>,
-    /// The only node that counts, if the user names one.
+    /// The only node whose pods count, if the user names one.
     only: Option<String>,
     around: Surroundings,
 }
@@ -134,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// The node of a pod, which must be the one that counts.
+    /// The node of a pod. Fails if the user named another node.
     pub(super) fn node_of(&self, id: &PodId) -> Result<String> {
         let pod = self.pods().find(|pod| pod.id == *id);
         let node = pod.and_then(|pod| pod.node.as_deref()).unwrap_or_default();
@@ -177,7 +177,7 @@ impl Cluster {
         Ok(rendered)
     }
 
-    /// The renderings of a node on which no other pod runs.
+    /// The renderings of a node as if no other pod ran on it.
     pub(super) fn render_only(&self, node: &str, pod: &PodId) -> Result<Node> {
         let elsewhere = |object: &Object| match object {
             Object::Pod(other) if other.id != *pod => Object::Pod(Arc::new(Pod {
@@ -190,7 +190,7 @@ impl Cluster {
         Ok(Node::new(node, &objects, &self.around)?)
     }
 
-    /// Judges packets by a direct evaluation of the documents.
+    /// The documents themselves, for verdicts without a rendering.
     pub(super) fn world(&self) -> World {
         World::new(&self.objects)
     }
@@ -220,7 +220,7 @@ impl Cluster {
 
 /// One side of a packet.
 pub(super) struct Side {
-    /// The pod, if it is one.
+    /// Name of the pod; `None` if the side is not a pod.
     pub(super) name: Option<String>,
     pub(super) node: Option<String>,
     pub(super) addresses: Vec<IpAddr>,
@@ -260,7 +260,7 @@ fn note_unknown(count: usize) {
     }
 }
 
-/// Policies of other kinds are not in renderings.
+/// Warns of policies of other kinds, which are not in renderings.
 fn warn_of_others<'a>(documents: impl Iterator<Item = &'a PolicyDocument>) {
     let is_other = |document: &&PolicyDocument| matches!(document.body, Body::Rules(_));
     let others = documents.filter(is_other).count();

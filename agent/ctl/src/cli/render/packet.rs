@@ -1,4 +1,4 @@
-//! One packet by every rendering.
+//! Judges one packet by every rendering.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -18,7 +18,7 @@ use super::{
     text,
 };
 
-/// Any port above those of services: renderings do not look at a sender's.
+/// Source port of the packet. Renderings do not look at it.
 const SENDER_PORT: u16 = 40_000;
 
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ struct Judged {
     verdicts: Vec<OnNode>,
 }
 
-/// A node judges the sides of its own pods.
+/// Verdict of a node's rendering. A node judges the sides that are its own pods.
 #[derive(Serialize)]
 struct OnNode {
     node: String,
@@ -120,7 +120,7 @@ fn one_pair(
     })
 }
 
-/// A first packet to `port`.
+/// The first packet of a connection to `port`.
 fn packet(source: IpAddr, destination: IpAddr, port: Port) -> Packet {
     let protocol = Protocol::ALL
         .into_iter()

@@ -47,7 +47,7 @@ fn ask(policy: &str, from: &str, to: &str, port: &str) -> Trace {
     ask::trace(&repository, &from, &to, port.parse().unwrap(), None)
 }
 
-/// What the rule of a firewall says comes first, then what decides below it.
+/// The trace names the rule of the firewall first, and then the policy that decides on what the firewall passes.
 #[test]
 fn a_firewall_is_read_before_the_other_rules_and_named() {
     let both = format!("{POLICY}---\n{FIREWALL}");

@@ -4,7 +4,7 @@ use agent_core::core::why::{elsewhere::Elsewhere, outcome::Outcome};
 
 use super::*;
 
-/// The backend is an endpoint of this node; its ingress passes or not.
+/// A backend that is an endpoint of this node. `passes`: its ingress lets packets pass.
 fn own(passes: bool) -> (BackendFound, Option<Receiver>) {
     let verdict = if passes {
         Verdict::Allowed

@@ -25,7 +25,7 @@ fn a_name_whose_answer_does_not_count_names_the_server_and_the_remedy() {
     for says in ["trusted now: 192.0.2.53:53", "--dns-server", "DNS Service"] {
         missing(&why, "names", says);
     }
-    // An address that passes needs no such thing.
+    // If packets to the address pass, no trusted answer is missing.
     let passes = self::why(&found, &[read()], true);
     assert!(passes.hops.iter().all(|hop| hop.state != HopState::Missing));
 }

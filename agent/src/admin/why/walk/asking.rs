@@ -82,7 +82,7 @@ impl Walk<'_> {
         hop("policy", None, HopState::Found, text, "")
     }
 
-    /// Whether the endpoint may ask for the name; none where that does not matter.
+    /// Whether the endpoint may ask for the name; `None` where that does not matter.
     pub(super) fn dns(&self, name: &str) -> Option<Hop> {
         let hop = |state, text: String, remedy: &str| Some(hop("dns", None, state, text, remedy));
         let restricted = self.restricted().is_some();
@@ -127,7 +127,7 @@ impl Walk<'_> {
         hop(HopState::Missing, text, remedy)
     }
 
-    /// Selectors of the DNS servers at which it may look up the name.
+    /// Selectors of the DNS servers at which the endpoint may look up the name.
     fn dns_servers(&self) -> Vec<String> {
         let mut servers: Vec<String> = Vec::new();
         for rule in &self.found.dns.allowed {
@@ -234,7 +234,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Which answers do not count for the endpoint's rules, and what to do; none if all do.
+    /// Which answers do not count for the endpoint's rules, and what to do; `None` if all count.
     fn untrusted(&self) -> Option<(String, String)> {
         let all = &self.found.untrusted;
         let first = all.first()?;

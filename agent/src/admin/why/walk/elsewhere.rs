@@ -11,7 +11,8 @@ use super::{Walk, hop};
 use crate::admin::model::{Hop, HopState, UncheckedView};
 
 impl Walk<'_> {
-    /// What another node judges of a pod: ingress of a receiver at this port of it, or egress of a sender.
+    /// The part of the verdict that a pod's own node gives: ingress at this port of a receiver, or egress of a
+    /// sender.
     pub(super) fn unchecked(
         &self,
         at: IpAddr,
@@ -69,7 +70,7 @@ impl Walk<'_> {
     }
 }
 
-/// What stays open behind a port of another node.
+/// What is not checked here behind a port of another node.
 pub(super) fn node_port_unchecked(at: IpAddr, elsewhere: &Elsewhere) -> UncheckedView {
     without_command("ingress", at, elsewhere)
 }

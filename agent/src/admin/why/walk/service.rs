@@ -20,7 +20,7 @@ use crate::admin::{
     why::{AddressRead, Receiver},
 };
 
-/// Backends shown one by one.
+/// Maximum backends that are shown one by one.
 const SHOWN: usize = 8;
 
 impl Walk<'_> {
@@ -35,7 +35,7 @@ impl Walk<'_> {
         hop("names", None, HopState::Found, text, "")
     }
 
-    /// The Service, and its backends: those that are refused first.
+    /// The Service and its backends, with the refused backends first.
     pub(super) fn service(
         &self,
         at: IpAddr,
@@ -103,7 +103,7 @@ impl Walk<'_> {
             .collect()
     }
 
-    /// Adds the backends, and what becomes of packets that this side lets pass.
+    /// Adds the backends, and what becomes of packets that the sender's side lets pass.
     pub(super) fn add_backends(
         &self,
         at: IpAddr,
@@ -152,7 +152,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Judges a backend: first the sender's egress to it, then its ingress.
+    /// Judges a backend: first the sender's egress to it, then the backend's ingress.
     fn judge_backend<'a>(
         &self,
         backend: &'a BackendFound,
@@ -197,7 +197,7 @@ impl Walk<'_> {
 pub(super) struct Judged<'a> {
     backend: &'a BackendFound,
     outcome: Outcome,
-    /// What its own side says.
+    /// What the backend's own side says.
     ingress: Option<String>,
     unchecked: Option<UncheckedView>,
 }
@@ -207,7 +207,7 @@ impl Judged<'_> {
         &self.backend.service_port
     }
 
-    /// Why packets to it are dropped, in a line.
+    /// Why packets to the backend are dropped, in a line.
     fn said(&self) -> String {
         let why = self
             .ingress

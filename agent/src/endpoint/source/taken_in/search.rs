@@ -119,7 +119,7 @@ impl Search {
         Netns::Path(self.dir.join(file))
     }
 
-    /// The pod in a namespace; none if the namespace is another one now.
+    /// The pod in a namespace; `None` if the namespace is another one now.
     fn hit(&self, file: &str, name: &str, pod: &LocalPod) -> Result<Option<Hit>, NotTaken> {
         let document = EndpointDocument {
             netns: Some(self.dir.join(file).to_string_lossy().into_owned()),
@@ -163,7 +163,7 @@ impl Search {
 }
 
 impl State {
-    /// What to look for; none if nothing is due.
+    /// The next search; `None` if nothing is due.
     fn search(&mut self) -> Option<Search> {
         let source = self
             .taken_in
@@ -207,7 +207,7 @@ impl State {
                 tracing::debug!(%error, "a network namespace has no interface of a pod");
                 Vec::new()
             });
-            // It is looked into again while a pod is missing: its addresses may come later.
+            // The namespace is looked into again while a pod is missing: its addresses may come later.
             self.taken_in.retries.failed(&key(&file), Instant::now());
             if let Some(namespace) = search.files.get(&file).copied() {
                 let looked_into = LookedInto {

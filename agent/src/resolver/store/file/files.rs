@@ -29,11 +29,11 @@ use crate::{
 const ENDING: &str = ".yaml";
 /// Ending of a file that was set aside.
 const ASIDE: &str = ".corrupt";
-/// Files that cannot be looked at and are named.
+/// Maximum files that are named because they cannot be looked at.
 const MAX_UNSEEN: usize = 16;
-/// Most bytes that a file may have.
+/// Maximum bytes of a file.
 const MAX_BYTES: u64 = 2 << 20;
-/// What ends the problem of a file that was set aside.
+/// How the problem of a file that was set aside ends: the remedy.
 const DONE_WITH: &str = "remove that file when you do not need it, or repair it and move it back";
 const HEADING: &str = "# Written by holdfast-agent, which overwrites changes by hand.\n";
 
@@ -64,7 +64,7 @@ pub(super) struct Files {
 #[derive(Debug)]
 struct Known {
     object: Resolver,
-    /// None if the file may have changed since without another stamp.
+    /// `None` if the file may have changed since then without another stamp.
     stamp: Option<Stamp>,
 }
 
@@ -109,7 +109,7 @@ impl Files {
             .collect()
     }
 
-    /// Why the directory cannot be written; none if it can, or if that was not tried.
+    /// Why the directory cannot be written; `None` if it can, or if that was not tried.
     pub(super) fn set_unwritable(&mut self, why: Option<StoreError>) {
         let why = why.map(|error| {
             format!(
@@ -138,7 +138,7 @@ impl Files {
         std::mem::take(&mut self.changes)
     }
 
-    /// All objects, as a listing. Changes before it are part of it.
+    /// All objects, as a listing. Earlier changes are part of it.
     pub(super) fn list_events(&mut self) -> Vec<Event> {
         self.take_changes();
         let objects = self.objects().into_iter().map(SourceEvent::Apply);
@@ -167,7 +167,7 @@ impl Files {
         self.unseen.clear();
         for file in names.iter().take(MAX_OBJECTS) {
             let seen = self.look_at(file);
-            // One such file must not keep the others from being read.
+            // A file that cannot be looked at must not keep the others from being read.
             if let Err(error) = seen
                 && self.unseen.len() < MAX_UNSEEN
             {
@@ -200,7 +200,7 @@ impl Files {
         Ok(())
     }
 
-    /// Files that are set aside, by this run or another one. The reason is known of the former only.
+    /// Files that are set aside, by this run or another one. The reason is known only for those of this run.
     fn find_aside(&mut self) -> Result<(), StoreError> {
         let entries = fs::read_dir(&self.dir).map_err(|error| failed(&self.dir, &error))?;
         let files = entries.filter_map(|entry| {
@@ -225,7 +225,7 @@ impl Files {
 
     fn restore_or_forget(&mut self, name: &str) -> Result<(), StoreError> {
         if self.leads {
-            // Agents that follow would close its addresses until the next write.
+            // Without the file, agents that follow would close its addresses until the next write.
             tracing::warn!(file = %self.path(name).display(), "the file was removed by hand; it is written again");
             return match self.known.get(name) {
                 Some(known) => self.write(known.object.clone()),
@@ -431,8 +431,8 @@ impl Files {
     }
 }
 
-/// A user who can write into the directory, or put another one in its place, can open addresses, and
-/// can make the agent write where a link leads.
+/// Refuses a directory that another user can write into or replace. Such a user could open addresses, and could make
+/// the agent write where a link leads.
 pub(super) fn check_owner(dir: &Path) -> io::Result<()> {
     let there = fs::symlink_metadata(dir)?;
     let reason = match there.is_dir() {

@@ -172,7 +172,7 @@ async fn one_of_two_agents_on_a_directory_writes_and_the_other_takes_over() {
         .update_status(&key("a"), &object.version, &status(&name, 1))
         .await;
     assert!(matches!(written, Ok(Updated::Done(_))), "{written:?}");
-    // The link, not what it leads to.
+    // Removes the link, not the directory that it leads to.
     fs::remove_file(second.dir.path()).unwrap();
 }
 
@@ -490,7 +490,7 @@ async fn look_ups_change_files_as_they_change_objects_of_openshift() {
             let mut stores = stores.iter();
             let store = stores.find(|(_, _, key)| expected["object"] == key.to_string());
             let (dir, _, key) = store.unwrap();
-            // As another agent reads it.
+            // Reads the object as another agent does.
             let fresh = FileStore::new(dir.path(), &key.namespace);
             let object = fresh.get(key).await.unwrap().unwrap();
             assert_eq!(

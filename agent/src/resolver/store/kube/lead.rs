@@ -1,4 +1,4 @@
-//! Leadership by a Lease: who looks names up, and creates and removes objects.
+//! Leadership by a Lease: which agent looks names up, and creates and removes objects.
 
 use std::time::Instant;
 
@@ -9,28 +9,29 @@ use tokio_util::sync::CancellationToken;
 use super::{Duration, KubeStore, LONGEST, RequestError, What, random};
 use crate::resolver::store::Role;
 
-/// Longest time before an agent first requests the Lease, as a part of its duration.
+/// The Lease's duration divided by this is the longest time before an agent first requests the Lease.
 const FIRST: u32 = 20;
 /// The holder renews this often within the duration.
 const RENEWALS: u32 = 3;
-/// A follower that saw a holder asks again this part of the duration after the Lease may be free.
+/// A follower that saw a holder asks again when the Lease may be free, plus a random time up to the duration divided
+/// by this.
 const LATER: u32 = 4;
-/// First and longest pause after a failure, of one that follows.
+/// First and longest pause after a failure of a follower.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-/// The Lease is given back for this long at most when the agent stops.
+/// Longest time that giving the Lease back takes, when the agent stops.
 const RELEASE: Duration = Duration::from_secs(2);
 
 /// The Lease, as far as this agent knows.
 #[derive(Debug)]
 struct Hold {
-    /// It is ours since the request that began then.
+    /// Start of the request by which this agent got or renewed the Lease; `None` = it does not have the Lease.
     renewed: Option<Instant>,
     sight: Sight,
     retry: Backoff,
 }
 
 impl Hold {
-    /// Until then this agent leads: before others may take the Lease.
+    /// How long this agent leads: it stops some time before others may take the Lease.
     fn deadline(&self, duration: Duration) -> Option<Instant> {
         let renewed = self.renewed?;
         // Requests that are under way may take as long as the margin.
@@ -75,7 +76,7 @@ impl KubeStore {
         }
     }
 
-    /// Takes the result of a request that began at `now`. Gives the time of the next one.
+    /// Takes the result of a request that began at `now`. Returns the time of the next one.
     fn took(&self, hold: &mut Hold, now: Instant, taken: Result<bool, RequestError>) -> Instant {
         let duration = self.settings.lease;
         let error = match taken {
@@ -87,7 +88,7 @@ impl KubeStore {
                     return now + duration / RENEWALS;
                 }
                 hold.renewed = None;
-                // One that was faster than this agent is not in sight yet.
+                // An agent that was faster than this one is not in sight yet.
                 let free = hold.sight.free_at().filter(|free| *free > now);
                 return free.unwrap_or(now + duration / RENEWALS) + random(duration / LATER);
             }

@@ -172,7 +172,7 @@ async fn a_leader_that_cannot_renew_stops_leading_and_one_that_stops_gives_the_l
         let lease = json!({"metadata": {"resourceVersion": version}, "spec": spec});
         (200, lease.to_string())
     };
-    // Taken; then the server refuses with 503.
+    // The Lease is taken; then the server refuses with 503.
     let server = Server::start(vec![refusal(404, "not found"), of("n1", "1")]).await;
     let store = Arc::new(store(&server, Access::Write));
     let (role, mut known) = watch::channel(Role::Follows);
@@ -183,7 +183,7 @@ async fn a_leader_that_cannot_renew_stops_leading_and_one_that_stops_gives_the_l
     until(&mut known, Role::Leads).await;
     until(&mut known, Role::Follows).await;
     assert!(!store.problems.borrow().is_empty());
-    // It is ours again, and is given back.
+    // The Lease is this agent's again, and is given back.
     let answers = [of("n1", "1"), of("n1", "2"), of("n1", "2"), of("", "3")];
     server.answers.lock().extend(answers);
     until(&mut known, Role::Leads).await;

@@ -1,4 +1,4 @@
-//! Stores of tests: one in memory, and one that makes conflicts in another.
+//! Stores of tests: one in memory, and one that makes conflicts in another store.
 
 use std::{
     collections::BTreeMap,

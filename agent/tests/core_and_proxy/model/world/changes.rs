@@ -23,7 +23,7 @@ impl World {
 
     fn change(&mut self, slot: usize, event: SourceEvent<PolicyDocument>) {
         if self.agent && self.synced {
-            // Until the change is in force: what both versions say.
+            // Until the change is in force, only what both versions say is required.
             self.applied.remove(&slot);
             self.node.now = self.now;
             self.node.part(Event::Policies(event));

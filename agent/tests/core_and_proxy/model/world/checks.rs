@@ -20,7 +20,7 @@ use super::{
 };
 
 impl World {
-    /// Everybody is there again and has a few seconds.
+    /// Starts the agent, connects the proxies, and gives all of them a few seconds.
     fn come_to_rest(&mut self) {
         self.act(Act::Fail(Failure::Nothing));
         self.start_agent();
@@ -73,7 +73,7 @@ impl World {
                 }
             }
         }
-        // TTL, slack or what a journal adds, and what comes after a lease.
+        // This covers the TTL, the slack or what a journal adds, and the time after a lease.
         self.act(Act::Wait((u64::from(LONGEST) + 1000) * 1000));
         self.act(Act::Settle);
         self.uses.clear();
@@ -103,7 +103,7 @@ impl World {
             self.act(Act::KillProxy(0, LastWrite::Whole));
         }
         self.come_to_rest();
-        // The grace.
+        // Waits until the grace period is over.
         self.act(Act::Wait(31_000));
         self.check_no_names();
     }
@@ -126,7 +126,7 @@ impl World {
             .collect()
     }
 
-    /// Labels that the policy which the agent heard of gives to a name.
+    /// Labels that a name has by the policy that the agent received.
     fn wanted(&self, name: &Fqdn) -> BTreeSet<String> {
         let rules = self.applied.values().flat_map(|document| document.rules());
         let selectors = rules.flat_map(|rule| rule.selectors());

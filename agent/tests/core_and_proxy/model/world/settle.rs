@@ -3,7 +3,7 @@
 use super::{PROXIES, World};
 
 impl World {
-    /// Until no part has work.
+    /// Runs all parts until none of them has work.
     pub(super) fn settle(&mut self) {
         self.reap();
         for _ in 0..20 {

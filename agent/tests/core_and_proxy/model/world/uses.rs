@@ -18,7 +18,7 @@ impl World {
     /// TTL runs.
     pub(super) fn open_connection(&mut self, address: &str) {
         let address: IpAddr = address.parse().unwrap();
-        // An answer that no agent confirmed may not be open: no connection comes about.
+        // The addresses of an answer that no agent confirmed may be closed: then there is no connection.
         if !self.zombies || !self.agent || !self.synced || self.troubled {
             return;
         }

@@ -103,8 +103,8 @@ fn row_from_json(field: &Field<'_>) -> Checked<Row> {
     })
 }
 
-/// Commands that make the lists in a vswitch without others, and apply them. The interface of a
-/// pod stands there as `pod:namespace/name`.
+/// Commands that make the lists in a vswitch without other lists, and apply them. They name the
+/// interface of a pod as `pod:namespace/name`.
 pub fn cli(acls: &[Acl]) -> String {
     let lists = acls.iter().map(|acl| {
         let rows: Vec<String> = acl.rows.iter().map(Row::to_string).collect();

@@ -51,8 +51,9 @@ impl Client {
         Ok(())
     }
 
-    /// The same for the last answer. The end goes with it in one segment. A client that sends its
-    /// next query after the answer sees the end first, and its query meets no closed connection.
+    /// Like [`Self::flush`], for the last answer. The end of the stream goes with it in one
+    /// segment. A client that sends its next query after the answer sees the end first, and its
+    /// query meets no closed connection.
     pub(super) fn flush_last(&mut self, now: Instant) -> io::Result<()> {
         let _ = SockRef::from(&self.stream).set_tcp_cork(true);
         self.flush(now)?;

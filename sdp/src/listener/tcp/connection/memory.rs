@@ -20,8 +20,8 @@ impl Memory {
         Self { share, total }
     }
 
-    /// Counts `bytes` as in use. Returns `false`, and counts what it did before, if the share does
-    /// not allow as many.
+    /// Counts `bytes` as in use. Returns `false`, and keeps the earlier count, if the share does
+    /// not allow that many.
     #[must_use = "the connection may use more than its share allows"]
     pub(super) fn charge(&mut self, bytes: usize) -> bool {
         let (had, has) = (self.share.units(), bytes.next_multiple_of(STEP));

@@ -29,7 +29,7 @@ use crate::{
 /// queries under the pod's earlier identity still use the one that this client connection has.
 pub(super) struct Unsent {
     query: DelayedQuery,
-    /// Its unit of all queries in flight.
+    /// Its unit of the limit on queries in flight.
     permit: Permit,
 }
 

@@ -57,7 +57,7 @@ fn a_refused_policy_gets_one_condition_and_an_event_that_is_repeated() {
             (REPEAT, What::Event(2))
         ]
     );
-    // Another message is another condition and another Event.
+    // Another message needs another condition and another Event.
     plan.set(refusals(&[(WEB, "spec: worse")], &[WEB]));
     let writes = play(&mut plan, start + REPEAT, Duration::from_mins(1), |_| {
         Outcome::Done
@@ -129,7 +129,7 @@ fn writes_that_are_refused_are_tried_again_later_and_later_and_hold_up_no_other_
     let conditions = writes
         .iter()
         .filter(|(_, what, ..)| *what == What::Condition);
-    // 0, 10, 30, 70, 150, 310, 630 s, then every ten minutes.
+    // Tried after 0, 10, 30, 70, 150, 310 and 630 s, then every ten minutes.
     assert_eq!(conditions.count(), 11);
     let events = writes
         .iter()

@@ -23,14 +23,14 @@ use crate::{
 
 const EVERYONE: IdentityId = IdentityId::UNKNOWN;
 
-/// What differs for one identity in one direction: it is put together or not at all.
+/// What differs for one identity in one direction: either all of it is put, or nothing.
 #[derive(Default)]
 struct Group {
     sets: Vec<(PolicyKey, PolicyValue, Option<PolicyValue>)>,
     unsets: Vec<(PolicyKey, PolicyValue)>,
 }
 
-/// Whether the identity is one of addresses outside, its number, and the direction: those of the
+/// Whether the identity is one of addresses outside, its number, and the direction: identities of the
 /// cluster come first.
 type GroupKey = (bool, IdentityId, u8);
 
@@ -104,7 +104,8 @@ impl State {
         }
     }
 
-    /// Plans a map that has no room for its new entries: those that fit. What is missing is closed.
+    /// For a map without room for all its new entries, plans those that fit. An identity without
+    /// entries is closed.
     pub(super) fn plan_full_map(
         &mut self,
         plan: &mut Plan,
@@ -184,8 +185,8 @@ impl State {
         }
     }
 
-    /// Closes a direction at once: entries for everyone that let packets pass go, and one that denies
-    /// comes, which is above all others. A deletion needs no room.
+    /// Closes a direction at once: removes the entries for everyone that let packets pass, and sets one
+    /// that denies, above all others. The removal makes room for it.
     pub(in crate::core) fn close(&mut self, plan: &mut Plan, id: EndpointId, direction: u8) {
         let map = self.endpoints.get(id).and_then(|of| of.policy_map.as_ref());
         let everyone = map.and_then(|map| map.get(EVERYONE)).into_iter().flatten();
@@ -205,9 +206,9 @@ impl State {
         }
     }
 
-    /// Puts the entries of an identity in one direction: the new ones before the old ones go, or
-    /// after that if there is no room for both. Gives how many have no room: the map then has none
-    /// of them. Removals that are kept for later are left alone.
+    /// Puts the entries of an identity in one direction: the new ones before the old ones go, or after
+    /// they went if there is no room for both. If the new ones have no room at all, gives how many they
+    /// are, and the map gets none of them. Removals that are kept for later are left alone.
     fn put_group(
         &mut self,
         plan: &mut Plan,

@@ -7,7 +7,8 @@ use shared_maps::IdentityId;
 use crate::{core::state::policy_model::PolicyModel, policy::compute::explicit::Explicit};
 
 impl PolicyModel {
-    /// Makes a subject explicit in further directions. Its endpoints' maps have to follow all entries.
+    /// Makes a subject explicit in further directions. The maps of its endpoints have to follow all its
+    /// entries.
     pub(crate) fn make_explicit(&mut self, identity: IdentityId, directions: Explicit) {
         let Some(subject) = self.subjects.get_mut(&identity) else {
             return;
@@ -17,13 +18,14 @@ impl PolicyModel {
         self.render_again(identity, explicit);
     }
 
-    /// Gives a subject its usual form again. Gives the identities whose entries its endpoints' maps
-    /// have to follow.
+    /// Gives a subject its usual form again. Returns the identities whose entries the maps of its
+    /// endpoints have to follow.
     pub(crate) fn end_explicit(&mut self, identity: IdentityId) -> Vec<IdentityId> {
         self.render_again(identity, Explicit::default())
     }
 
-    /// Subjects whose usual entries may fit again: so many identities are no longer in use.
+    /// Subjects whose usual entries may fit again, because a quarter of the identities is no longer in
+    /// use.
     pub(crate) fn may_end_explicit(&self) -> Vec<IdentityId> {
         let identities = self.selectors.identities().len();
         let subjects = self.subjects.iter().filter(|(_, subject)| {

@@ -106,7 +106,7 @@ impl Subject {
         &self.endpoints
     }
 
-    /// Revision of the policy that its entries are of.
+    /// Revision of the policy from which its entries follow.
     pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
@@ -134,7 +134,7 @@ impl Subject {
         self.put(peer, entries)
     }
 
-    /// Renders the entries for everyone, which comes before those of others.
+    /// Renders the entries for everyone, which must come before those of other peers.
     pub(crate) fn render_everyone(
         &mut self,
         selectors: &SelectorCache,
@@ -151,7 +151,7 @@ impl Subject {
         }
     }
 
-    /// True if the entries differ from those before.
+    /// Replaces the entries for an identity. True if they differ from those before.
     fn put(&mut self, peer: IdentityId, entries: Entries) -> bool {
         if entries.is_empty() {
             return self.entries.remove(&peer).is_some();
@@ -213,7 +213,7 @@ impl Subject {
             return false;
         }
         let (own, other) = (&self.policy.egress, &other.policy.egress);
-        // Rules of all endpoints tend to come first.
+        // Rules that select all endpoints tend to come first: the last ones differ soonest.
         let mut rules = own.rules.iter().rev().zip(other.rules.iter().rev());
         let mut tier = own.tier.iter().zip(&other.tier);
         own.enforced == other.enforced
@@ -238,13 +238,14 @@ impl Subject {
             let mut values = entries.into_iter().flat_map(Entries::values);
             values.any(|value| value.proxy_port != Be16::ZERO)
         };
-        // Its DNS rules name the identities behind it, whether the entries differ or not.
+        // The subject's DNS rules name the identities behind the Service, whether the entries differ or
+        // not.
         self.dns_is_dirty |= redirects(before.as_ref()) || redirects(now);
         before.as_ref() != now
     }
 
-    /// Renders the Services whose entries may change with those of these peers. Gives those whose
-    /// entries did.
+    /// Renders the Services whose entries may change with those of these peers. Gives the Services
+    /// whose entries did change.
     pub(crate) fn follow_services(
         &mut self,
         peers: &[IdentityId],
@@ -302,6 +303,6 @@ impl Subject {
 pub(crate) struct Everyone {
     /// The entries for everyone differ.
     pub(crate) entries: bool,
-    /// Tables of ordered rules, which are made with them.
+    /// The tables of ordered rules differ, which are made with those entries.
     pub(crate) tables: bool,
 }

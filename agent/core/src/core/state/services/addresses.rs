@@ -13,7 +13,7 @@ use crate::{
     selector::selector::Selector,
 };
 
-/// How a Service has an address. The least one counts.
+/// How a Service has an address. The first of these variants counts most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Standing {
     /// An address in the cluster: one of `spec.clusterIPs`, or another that nodes or settings give
@@ -28,7 +28,7 @@ pub(crate) enum Standing {
 /// Which Service has which address.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceAddresses {
-    /// Services that have an address: the one that counts first.
+    /// Services that have an address, in front the one that counts.
     pub(crate) holders: BTreeMap<IpAddr, Vec<(Standing, Arc<str>)>>,
     /// Addresses as they are claimed in the ipcache.
     pub(crate) claimed: BTreeMap<IpAddr, (Owner, IdentityId)>,
@@ -42,7 +42,7 @@ impl ServiceAt {
         self.standings().map(|(address, _)| address)
     }
 
-    /// Every address, and how it has it.
+    /// Every address, and how the Service has it.
     pub(crate) fn standings(&self) -> impl Iterator<Item = (IpAddr, Standing)> {
         let all = [
             (&self.cluster_ips, Standing::Cluster),
@@ -63,7 +63,7 @@ impl ServiceAddresses {
         }
     }
 
-    /// Addresses that several Services have: the address, its Service, and another one.
+    /// Addresses that several Services have: the address, its Service, and another Service.
     pub(crate) fn contested(&self) -> impl Iterator<Item = (IpAddr, &str, &str)> {
         self.holders.iter().flat_map(|(address, holders)| {
             let (first, others) = match holders.split_first() {
@@ -82,7 +82,8 @@ impl ServiceAddresses {
         Some(key)
     }
 
-    /// The same, unless it has the address by `spec.externalIPs` alone, which any author writes.
+    /// The Service that an address belongs to, unless it has the address by `spec.externalIPs` alone,
+    /// which any author writes.
     pub(crate) fn holder_in_cluster(&self, address: IpAddr) -> Option<&str> {
         let (standing, key) = self.holders.get(&address)?.first()?;
         (*standing != Standing::External).then_some(&**key)

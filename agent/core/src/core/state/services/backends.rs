@@ -20,7 +20,7 @@ pub(crate) const SKEW: u64 = 30;
 /// After this many seconds, an address that no slice names any more may be left out again.
 const FORGOTTEN_AFTER: u64 = 3600;
 
-/// Addresses that are left out, or were, at most.
+/// Most addresses that are remembered as left out, now or earlier.
 const MAX_GRACES: usize = 16_384;
 
 /// Why a backend is not judged by the identity of its address.
@@ -43,13 +43,13 @@ pub(crate) enum Behind {
     UnknownPod,
 }
 
-/// When addresses were left out first. An address is left out once: a slice that is removed and
-/// written again opens no Service for it.
+/// When addresses were first left out. An address is left out once: removing a slice and writing it
+/// again does not leave its address out again.
 #[derive(Debug, Default)]
 pub(crate) struct Graces(BTreeMap<IpAddr, BootTime>);
 
 impl Graces {
-    /// Since when an address is unknown. `is_named`: slices name an address.
+    /// Since when an address is unknown. `is_named` says whether slices name an address.
     pub(crate) fn since(
         &mut self,
         address: IpAddr,
@@ -99,7 +99,7 @@ impl DepartedPods {
         has.then_some(pod.identity)
     }
 
-    /// Takes the identities of those whose time is over.
+    /// Takes the identities of the pods whose time is over.
     pub(crate) fn take_ended(&mut self, now: BootTime) -> Vec<IdentityId> {
         let mut ended = Vec::new();
         while self.ends.first().is_some_and(|(until, _)| *until <= now)

@@ -37,7 +37,7 @@ fn denied_names_with_addresses_of_their_own_are_one_identity_each() {
     assert_eq!(node.core.summary().fqdn_combinations, 0);
 }
 
-/// Addresses with every combination of so many names; gives how many combinations have an identity.
+/// Gives addresses every combination of `names` names. Returns how many combinations have an identity.
 fn combined(names: usize, rules: &str, max: usize) -> usize {
     let config = CoreConfig {
         max_fqdn_identities: Some(max),

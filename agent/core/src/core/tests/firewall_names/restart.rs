@@ -29,7 +29,7 @@ fn a_restart_of_the_agent_cuts_nothing() {
         "after the grace the file keeps it"
     );
     assert_eq!(labels(&node, "6.6.6.6"), [""; 0]);
-    // Only a connection keeps it: a further restart does not cut that either.
+    // Only a connection keeps the address: a further restart does not cut the connection either.
     let ended = node.now.plus_secs(200);
     node.tick(ended);
     node.tick(ended.plus_secs(10));

@@ -39,7 +39,7 @@ fn why_finds_the_server_whose_answer_does_not_count() {
     assert_eq!(untrusted(&node, &address("6.6.6.6")), expected);
     let name = Target::Name(Fqdn::normalise("www.example.com"));
     assert_eq!(untrusted(&node, &name), expected);
-    // Names of other policies, and addresses that a trusted server gave too.
+    // Neither names of other policies count, nor addresses that a trusted server gave too.
     learn_untrusted(&mut node, "www.cilium.io", "6.6.6.7");
     assert_eq!(untrusted(&node, &address("6.6.6.7")), []);
     node.learn("www.example.com", &["6.6.6.6"]);
@@ -150,7 +150,7 @@ fn answers_of_a_dns_service_count_although_its_pods_listen_at_another_port() {
         let trusted = member.node.core.summary().firewalls.trusted_dns;
         assert_eq!(trusted, ["10.2.0.9:5353", "10.96.0.10:53"]);
         assert_eq!(at(&member.node, VIP, UDP, 53), Fate::Proxied);
-        // No answer of a backend that a pod asks itself is seen, and none opens anything.
+        // If a pod asks a backend itself, the answer is not seen and opens nothing.
         assert_eq!(at(&member.node, "10.2.0.9", UDP, 5353), Fate::Passed);
         assert_ne!(asked(&mut member, "10.2.0.9:5353"), Realised::Yes);
         assert_eq!(labels(&member.node, "1.1.1.1"), [""; 0]);
@@ -205,7 +205,7 @@ fn what_no_trusted_server_gave_opens_nothing_for_a_firewall_that_comes_later() {
     }
 }
 
-/// The same of expired pairs that only connections keep, before and after a restart.
+/// The same holds for expired pairs that only connections keep, before and after a restart.
 #[test]
 fn a_connection_to_an_address_of_an_untrusted_answer_opens_nothing_for_a_firewall_that_comes_later()
 {

@@ -154,7 +154,7 @@ fn the_table_has_every_case_of_the_suite_once() {
         assert_eq!(n, format!("{place:02}"), "{section}");
     }
     assert_eq!(counted, [("sctp", 3), ("tcp", 42), ("udp", 3)].into());
-    // The guide lists them.
+    // The guide lists these cases.
     let blocks = cases.iter().filter(|case| case.blocks_of_pods);
     let blocks: Vec<&str> = blocks.map(|case| case.id.as_str()).collect();
     assert_eq!(blocks, ["tcp-34", "tcp-35", "tcp-36"]);

@@ -43,7 +43,8 @@ fn netpol_parity() {
                 continue;
             }
             differ += 1;
-            // The identities of pods are in no block: such a packet passes by its address only.
+            // Identities of pods are in no block: a packet that a block lets pass at a pod passes by
+            // addresses only.
             let ends = [packet.source, packet.destination];
             let is_covered = ends.iter().any(|address| is_in_a_block(&objects, *address));
             assert!(first.passes && is_covered, "{packet:?} by {objects:#?}");

@@ -52,7 +52,7 @@ fn after_each_change_maps_let_pass_what_the_documents_allow() {
         let name = format!("p{slot}");
         match act {
             0..4 => {
-                // One of another namespace is another document.
+                // A policy of another namespace is another document.
                 remove(&mut world, &mut node, &name);
                 apply(&mut node, &name, &policy);
                 world.policies.insert(name, policy);

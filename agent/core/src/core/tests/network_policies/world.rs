@@ -25,7 +25,7 @@ use crate::{
 };
 
 const NODE: &str = "10.0.0.1";
-/// Words of the policies. A block does not select pods and the node, even if it covers them.
+/// Words of the policies. A block selects neither pods nor the node, even if it covers them.
 pub(super) const VOCABULARY: &Vocabulary = &Vocabulary {
     namespaces: &["x", "y", "z"],
     of_pods: &[
@@ -192,7 +192,7 @@ impl World {
         node.endpoint(self.endpoint(n));
     }
 
-    /// A namespace gets the labels of a row, and its pods with it.
+    /// A namespace gets the labels of a row, and so do its pods.
     pub(super) fn change_namespace(&mut self, node: &mut Node, n: usize, row: usize) {
         let (name, _) = NAMESPACES[n];
         for n in 0..self.pods.len() {
@@ -287,7 +287,7 @@ impl World {
         pods.chain(outside).chain([node]).collect()
     }
 
-    /// Judges random packets by the maps and by the documents; the number of those that pass.
+    /// Judges random packets by the maps and by the documents. Gives how many of them pass.
     pub(super) fn judge(&self, node: &Node, packets: usize, runner: &mut TestRunner) -> usize {
         let parties = self.parties();
         let maps = Maps::of(node, parties.iter().map(|(_, address)| *address));
@@ -301,7 +301,7 @@ impl World {
             let ((pod, distance, sends), (protocol, number), port) = drawn;
             let other = (pod + distance) % parties.len();
             let (from, to) = if sends { (pod, other) } else { (other, pod) };
-            // Without a port, the type of an echo request.
+            // ICMP has no port: 8 is the type of an echo request.
             let port = if protocol == "ICMP" { 8 } else { port };
             let ((from, source), (to, destination)) = (parties[from], parties[to]);
             let packet = Packet {

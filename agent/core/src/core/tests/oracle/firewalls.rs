@@ -49,7 +49,7 @@ const PATTERNS: &[&str] = &["*.cilium.io", "www.cilium.io", "ebpf.io"];
 
 const PORTS: &[(u8, u16)] = &[(6, 443), (6, 450), (17, 53), (6, 53), (6, 80), (17, 443)];
 
-/// The namespace of a firewall, and its rules; none = it is removed.
+/// The namespace of a firewall, and its rules; `None` removes it.
 pub(super) fn firewall() -> impl Strategy<Value = (&'static str, Option<Vec<FirewallRule>>)> {
     let to = prop_oneof![
         4 => select(BLOCKS).prop_map(To::Block),
@@ -185,7 +185,7 @@ spec: {{egress: [{}]}}
     }
 }
 
-/// A star is one label.
+/// Whether a pattern matches a name: a star stands for one label.
 fn matches(pattern: &str, name: &str) -> bool {
     assert!(NAMES.contains(&name));
     let name = Fqdn::normalise(name);

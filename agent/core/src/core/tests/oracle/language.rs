@@ -327,7 +327,7 @@ pub(super) const VOCABULARY: &Vocabulary = &Vocabulary {
     port_names: &["http", "dns", "web", "none"],
 };
 
-/// What endpoints may have. One name means different ports.
+/// Named ports that endpoints may have. One name means different ports.
 pub(super) const PORT_NAMES: &[PortNames] = &[
     &[],
     &[("http", 6, 80), ("dns", 17, 53)],

@@ -74,7 +74,7 @@ impl Peer {
 }
 
 impl World {
-    /// A NetworkPolicy comes, changes or goes. One of another namespace is another document.
+    /// A NetworkPolicy comes, changes or goes. A policy of another namespace is another document.
     pub(super) fn network_policy(&mut self, slot: u8, policy: Option<&Value>) -> Vec<Event> {
         let before = self.network_policies.remove(&slot);
         let namespace = policy.map(namespace_of);

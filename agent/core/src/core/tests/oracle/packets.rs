@@ -50,9 +50,9 @@ impl Ends {
         Self(ends.collect())
     }
 
-    /// A state between is no more open and no more closed than both ends: it neither passes
-    /// what is dropped before and after, nor cuts what passes before and after, nor lets by
-    /// the proxy what one of them sends through it and the other does not pass either.
+    /// A state between is no more open and no more closed than both ends: it neither passes what is
+    /// dropped before and after, nor cuts what passes before and after, nor passes anything
+    /// without the proxy that passes without it at neither end.
     pub(in crate::core::tests) fn judge(&self, state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
         for (question, was, will) in &self.0 {
             let Some(is) = fate(state, *question) else {

@@ -31,7 +31,7 @@ pub(super) fn namespace() -> impl Strategy<Value = &'static str> {
 }
 
 impl Pod {
-    /// Whether a rule's port is this one of the pod's.
+    /// Whether a rule is about this port of the pod.
     pub(in crate::core::tests) fn is_at(self, rule: &PortRule, protocol: u8, port: u16) -> bool {
         let is = match &rule.ports {
             Ports::Range(first, last) => (*first..=*last).contains(&port),

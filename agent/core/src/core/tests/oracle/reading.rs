@@ -207,7 +207,7 @@ impl World {
             Selector::Entity(Entity::KubeApiserver) => {
                 local.is_none() && parse(self.api_servers).any(|a| a == remote)
             }
-            // No endpoint here is one of these.
+            // These select nothing in this test.
             Selector::Entity(_) | Selector::DnsName(_) | Selector::Node(_) => false,
         }
     }

@@ -21,6 +21,7 @@ fn object(number: u32, labels: &LabelSet) -> CiliumIdentity {
         is_ours: true,
         uid: None,
         is_document: false,
+        is_duplicate: false,
     }
 }
 
@@ -72,6 +73,85 @@ fn the_candidates_of_a_label_set_are_the_same_in_every_version() {
         !candidates(&joined, IdentityRange::default())
             .eq(candidates(&apart, IdentityRange::default()))
     );
+}
+
+#[test]
+fn further_candidates_are_those_behind_the_first_one_each_once() {
+    let range: IdentityRange = "1000-1009".parse().unwrap();
+    let first = candidates(&set("web"), range).next().unwrap();
+    assert_eq!(first, IdentityId(1000));
+    let all: Vec<u32> = further_candidates(&set("web"), range)
+        .map(|id| id.0)
+        .collect();
+    assert_eq!(all, (1001..1010).collect::<Vec<_>>());
+    assert_eq!(
+        further_candidates(&set("web"), "300-300".parse().unwrap()).count(),
+        0
+    );
+    let range = IdentityRange::default();
+    for app in 0..1000 {
+        let labels = set(&app.to_string());
+        let all: BTreeSet<_> = further_candidates(&labels, range).collect();
+        assert_eq!(all.len(), 1024);
+        assert!(all.iter().all(|id| range.contains(*id)));
+        assert!(!all.contains(&candidates(&labels, range).next().unwrap()));
+    }
+}
+
+#[test]
+fn labels_whose_candidates_others_took_get_one_of_the_further_ones_and_a_full_range_has_none() {
+    let mut numbers = giver(Vec::new());
+    let victim = set("victim");
+    // A tenant chose labels that have these numbers.
+    for (n, id) in candidates(&victim, IdentityRange::default()).enumerate() {
+        learn(&mut numbers, id.0, Some(&set(&format!("x{n}"))), at(0));
+    }
+    let choices = numbers.choices(&victim, at(0));
+    assert_eq!(choices.len(), 64);
+    assert!(
+        choices
+            .iter()
+            .all(|id| numbers.numbers.owner(*id).is_none())
+    );
+    let mut small = ClusterWide::new("300-302".parse().unwrap(), Vec::new());
+    small.begin();
+    for (number, app) in [(300, "a"), (301, "b")] {
+        learn(&mut small, number, Some(&set(app)), at(0));
+    }
+    assert_eq!(small.choices(&victim, at(0)), vec![IdentityId(302)]);
+    learn(&mut small, 302, Some(&set("c")), at(0));
+    assert_eq!(small.choices(&victim, at(0)), Vec::new());
+    // It has a number of the node after two seconds, and one of the cluster once there is one.
+    assert_eq!(small.ask(&victim, at(0)), Asked::Awaited);
+    small.waited_too_long(at(2000));
+    assert_eq!(have(&mut small, &victim, at(2000)), 61_440);
+    learn(&mut small, 301, None, at(3000));
+    assert_eq!(small.choices(&victim, at(3000)), Vec::new(), "it rests");
+    let rested = at(3000 + 3_600_000);
+    assert_eq!(small.choices(&victim, rested), vec![IdentityId(301)]);
+}
+
+#[test]
+fn a_clock_that_goes_back_ends_no_rest_early_and_no_set_waits_for_ever() {
+    let mut numbers = giver(Vec::new());
+    let [web, db] = ["web", "db"].map(set);
+    let first = candidates(&db, IdentityRange::default()).next().unwrap();
+    let later = at(7_200_000);
+    learn(&mut numbers, first.0, Some(&web), later);
+    learn(&mut numbers, first.0, None, later);
+    numbers.renumbered();
+    assert_eq!(numbers.ask(&db, later), Asked::Awaited);
+    // The boot clock does not go back; a caller that passes in an earlier time does no harm.
+    let back = at(1000);
+    assert_ne!(numbers.choices(&db, back)[0], first);
+    numbers.waited_too_long(back);
+    assert!(numbers.renumbered().is_empty());
+    assert_eq!(numbers.ask(&db, back), Asked::Awaited);
+    assert_eq!(numbers.next_deadline(), Some(later.plus(WAIT)));
+    numbers.waited_too_long(later.plus(WAIT));
+    assert_eq!(have(&mut numbers, &db, later.plus(WAIT)), 61_440);
+    assert_ne!(numbers.choices(&db, later.plus(REST / 2))[0], first);
+    assert_eq!(numbers.choices(&db, later.plus(REST))[0], first);
 }
 
 /// As another program computed them from the description of [`candidates`].
@@ -214,12 +294,12 @@ fn an_object_that_was_deleted_in_use_is_wanted_under_the_same_name() {
     let web = set("web");
     learn(&mut numbers, 5000, Some(&web), at(0));
     assert_eq!(have(&mut numbers, &web, at(0)), 5000);
-    assert_eq!(numbers.choices(&web, at(0)), None);
+    assert!(!numbers.lacks(&web));
     numbers.renumbered();
     learn(&mut numbers, 5000, None, at(10));
     assert!(numbers.renumbered().is_empty());
     assert_eq!(have(&mut numbers, &web, at(10)), 5000);
-    let choices = numbers.choices(&web, at(10)).unwrap();
+    let choices = numbers.choices(&web, at(10));
     assert_eq!(choices[0], IdentityId(5000));
     assert_eq!(choices.len(), 65);
 }
@@ -229,13 +309,31 @@ fn a_number_rests_for_an_hour_and_is_no_choice_of_other_labels() {
     let [web, db] = ["web", "db"].map(set);
     let first = candidates(&db, IdentityRange::default()).next().unwrap();
     let mut numbers = giver(Vec::new());
-    assert_eq!(numbers.choices(&db, at(0)).unwrap()[0], first);
+    assert_eq!(numbers.choices(&db, at(0))[0], first);
     learn(&mut numbers, first.0, Some(&web), at(0));
-    assert_ne!(numbers.choices(&db, at(0)).unwrap()[0], first);
+    assert_ne!(numbers.choices(&db, at(0))[0], first);
     learn(&mut numbers, first.0, None, at(1000));
     let hour = 3_600_000;
-    assert_ne!(numbers.choices(&db, at(hour)).unwrap()[0], first);
-    assert_eq!(numbers.choices(&db, at(hour + 1000)).unwrap()[0], first);
+    assert_ne!(numbers.choices(&db, at(hour))[0], first);
+    assert_eq!(numbers.choices(&db, at(hour + 1000))[0], first);
+}
+
+#[test]
+fn a_number_that_was_deleted_before_the_start_rests_unless_its_labels_have_it_here() {
+    let [web, db] = ["web", "db"].map(set);
+    let first = |labels: &LabelSet| candidates(labels, IdentityRange::default()).next().unwrap();
+    // db is in use here, and its object was deleted.
+    let mut numbers = giver(vec![(first(&db), db.clone())]);
+    numbers.rested(&[first(&web), first(&db)], at(0));
+    assert_ne!(numbers.choices(&web, at(0))[0], first(&web));
+    assert_eq!(numbers.choices(&db, at(0))[0], first(&db));
+    assert_eq!(numbers.choices(&web, at(3_600_000))[0], first(&web));
+    // The list has an object of that number: it does not rest.
+    let mut numbers = giver(Vec::new());
+    learn(&mut numbers, first(&web).0, Some(&web), at(0));
+    numbers.rested(&[first(&web)], at(0));
+    assert_eq!(have(&mut numbers, &web, at(0)), first(&web).0);
+    assert!(!numbers.vanished(&web));
 }
 
 #[test]
@@ -246,7 +344,7 @@ fn an_answer_counts_until_the_list_contradicts_it_or_is_silent_for_a_minute() {
     numbers.given(&web, IdentityId(5000), at(10));
     assert_eq!(numbers.renumbered(), [web.clone()].into());
     assert_eq!(have(&mut numbers, &web, at(10)), 5000);
-    assert_eq!(numbers.choices(&web, at(10)), None);
+    assert!(!numbers.lacks(&web));
     // An older object of the same labels was on its way.
     learn(&mut numbers, 4000, Some(&web), at(20));
     assert_eq!(have(&mut numbers, &web, at(20)), 4000);
@@ -258,10 +356,7 @@ fn an_answer_counts_until_the_list_contradicts_it_or_is_silent_for_a_minute() {
     numbers.given(&db, IdentityId(6000), at(40));
     assert_eq!(have(&mut numbers, &db, at(40)), 6000);
     numbers.waited_too_long(at(60_040));
-    assert!(
-        numbers.choices(&db, at(60_040)).is_some(),
-        "it is requested again"
-    );
+    assert!(numbers.lacks(&db), "it is requested again");
     assert_eq!(
         have(&mut numbers, &db, at(60_040)),
         6000,

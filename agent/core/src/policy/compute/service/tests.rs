@@ -38,7 +38,7 @@ fn app(value: &str) -> Selector {
     Selector::Labels(LabelSelector { requirements })
 }
 
-/// Who is meant, at which ports, and whether it is a deny.
+/// Random rules: who is meant, at which ports, and whether it is a deny.
 fn rules() -> impl Strategy<Value = Vec<PeerRule>> {
     let peers = prop_oneof![
         Just(Peers::Any),
@@ -217,7 +217,8 @@ proptest! {
             };
             prop_assert_eq!(fate(port.protocol, port.port), shall, "{:?}", port);
         }
-        // Ports that it does not have, and those without a backend, are as open as everything is.
+        // Ports that the Service does not have, and those without a backend, are as open as everything
+        // is.
         let everything = rules.iter().filter(|rule| rule.peers == Peers::Any && rule.ports.is_empty());
         let everything = reading(&everything.cloned().collect::<Vec<_>>(), restricted, None, 1, 0);
         let shall = if some_closed { Fate::Dropped } else { everything };

@@ -142,7 +142,7 @@ fn list(dice: &mut Dice) -> Vec<(Meant, TierRule)> {
     (0..number).map(&mut one).collect()
 }
 
-/// Rules below a list: none = about everyone.
+/// Rules below a list; `None` = about everyone.
 fn rules(dice: &mut Dice) -> Vec<(Option<Meant>, PeerRule)> {
     use Meant::{Block16, Block24, Outside, PodB};
     let number = dice.below(4);
@@ -206,7 +206,7 @@ impl Case {
         self.list.iter().any(|(meant, _)| *meant == Meant::Name)
     }
 
-    /// From top to bottom: what becomes of a packet.
+    /// What becomes of a packet, by the list read from top to bottom.
     fn verdict(&self, means: &[Meant], protocol: u8, port: u16) -> Verdict {
         let covers = |ports: &[PortRule]| {
             let is = |rule: &PortRule| match rule.ports {
@@ -418,7 +418,8 @@ fn a_list_changes_nothing_for_identities_that_it_does_not_select() {
     assert!(compared > 2_000);
 }
 
-/// Why tables are needed: the list as rules of today, and with a precedence for each position.
+/// Why tables are needed: the list written as allows and denies, and with a precedence for each
+/// position.
 #[test]
 fn a_list_written_as_allows_and_denies_or_with_precedences_is_wrong_in_a_quarter_of_lists() {
     let selectors = selectors();

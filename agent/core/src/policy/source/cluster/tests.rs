@@ -7,7 +7,7 @@ use crate::policy::parse::parse_object;
 
 const POLICY: &str = "CiliumNetworkPolicy";
 
-/// A policy of the namespace shop, in a version that shows.
+/// A policy of the namespace shop, with a label that tells its versions apart.
 fn policy(name: &str, label: &str) -> Seen {
     let value = json!({
         "apiVersion": "cilium.io/v2",
@@ -93,7 +93,7 @@ fn nothing_comes_out_until_every_kind_has_been_listed() {
     };
     assert_eq!(documents.take(pods), []);
     assert!(documents.is_complete());
-    // Changes until then are part of the listing.
+    // Changes before `begin` are part of the listing.
     assert_eq!(documents.take(batch(vec![Seen::Gone(key("a"))])), []);
     let first: Vec<String> = documents.begin().into_iter().map(|one| one.key).collect();
     assert_eq!(first, [key("b"), key("c")]);
@@ -123,7 +123,7 @@ fn a_list_that_breaks_off_removes_nothing() {
         documents.take(batch(vec![Seen::Listing, policy("b", "1")])),
         []
     );
-    // It begins again, and is then complete.
+    // The list begins again, and is then complete.
     let events = documents.take(list(vec![policy("a", "1")]));
     assert_eq!(short(&events), [format!("-{}", key("b"))]);
 }
@@ -157,7 +157,7 @@ fn a_policy_refused_at_the_start_makes_the_listing_uncertain_until_it_is_good_or
     assert!(documents.is_uncertain());
     documents.take(batch(vec![Seen::Gone(key("b"))]));
     assert!(!documents.is_uncertain());
-    // One that is new later restricts nothing yet.
+    // A new document that is refused later restricted nothing before.
     documents.take(batch(vec![bad("c")]));
     assert!(!documents.is_uncertain());
 }
@@ -188,7 +188,7 @@ fn a_stored_list_stands_in_until_the_watch_has_listed_and_only_the_difference_co
     let PolicyDocument { body, .. } = &documents.begin()[0];
     assert_eq!(*body, document("new").unwrap().body);
     assert_eq!(documents.begin().len(), 0);
-    // The watch's list ends: what it does not have is gone, and all that it has is noted.
+    // The watch's list ends: documents that it does not have are gone, and those that it has are noted.
     let events = documents.take(batch(vec![bad("odd"), Seen::Listed]));
     assert_eq!(short(&events), [format!("-{}", key("b"))]);
     assert!(!documents.is_current());

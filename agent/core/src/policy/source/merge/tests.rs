@@ -112,22 +112,22 @@ fn of_one_kind_and_name_from_both_the_clusters_counts_and_the_directorys_is_name
     merged.directory(list_of(vec![own("a")]));
     let listed = watched(&mut merged, vec![Seen::Listing, put("a"), Seen::Listed]);
     assert_eq!(listed, ["init", "a of cluster", "refused a", "done"]);
-    // It changes in the directory: no matter.
+    // The directory's document changes: nothing follows.
     assert_eq!(
         short(merged.directory(change(SourceEvent::Apply(own("a"))))),
         [""; 0]
     );
-    // The cluster's goes: the directory's counts.
+    // The cluster's object goes: the directory's document counts.
     assert_eq!(
         watched(&mut merged, vec![Seen::Gone(key("a"))]),
         ["a of file.yaml", "refused "]
     );
-    // It comes again.
+    // The cluster's object comes again.
     assert_eq!(
         watched(&mut merged, vec![put("a")]),
         ["a of cluster", "refused a"]
     );
-    // The directory's goes: the cluster's stays.
+    // The directory's document goes: the cluster's object stays.
     assert_eq!(
         short(merged.directory(change(SourceEvent::Delete(key("a"))))),
         ["refused "]

@@ -181,7 +181,10 @@ impl Agent {
         self.seen = until;
         for change in self.book.changes().identities {
             match change {
-                SourceEvent::Apply(object) => self.numbers.learn(object.id, Some(&object), now),
+                SourceEvent::Apply(object) => {
+                    let counts = Some(&object).filter(|object| !object.is_duplicate);
+                    self.numbers.learn(object.id, counts, now);
+                }
                 SourceEvent::Delete(number) => {
                     self.numbers
                         .learn(IdentityId(number.parse().unwrap()), None, now);
@@ -193,7 +196,10 @@ impl Agent {
 
     /// Tries to make the object of one label set, as the task does.
     fn create(&mut self, server: &mut Server, labels: &LabelSet, fault: Fault, now: BootTime) {
-        for id in self.numbers.choices(labels, now).unwrap_or_default() {
+        if !self.numbers.lacks(labels) {
+            return;
+        }
+        for id in self.numbers.choices(labels, now) {
             if fault == Fault::Refused {
                 return;
             }

@@ -84,7 +84,7 @@ impl IdentityNumbers {
             endpoints,
             objects: BTreeMap::new(),
             shares: NamespaceShares::default(),
-            range: cluster,
+            range: givers.objects,
             local_is_due: false,
             endpoint_checkpoint: EndpointCheckpoint::default(),
             fresh: BTreeSet::new(),

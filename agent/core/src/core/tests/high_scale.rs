@@ -1,7 +1,7 @@
 //! Identities that come with packets: policies select them without any address.
 
 use shared_maps::{
-    IdentityId,
+    ipcache::IpcacheKey,
     policy::{EGRESS, INGRESS, PolicyKey},
 };
 
@@ -99,10 +99,7 @@ fn pruned() -> Member {
 fn high_scale_pods_of_other_nodes_are_not_read_while_pruned() {
     let mut member = pruned();
     member.put(&pod("db", "db", "10.2.0.9"));
-    assert_eq!(
-        member.node.identity("10.2.0.9"),
-        Some(IdentityId::UNMANAGED)
-    );
+    assert_eq!(member.node.identity("10.2.0.9"), None);
     assert!(!member.may_connect("10.2.0.9"));
     let dns = pod("dns", "db", "10.2.0.8").replace("labels: {", "labels: {k8s-app: kube-dns, ");
     member.put(&dns);
@@ -118,15 +115,21 @@ fn high_scale_pods_of_other_nodes_are_not_read_while_pruned() {
 
 #[test]
 fn high_scale_blocks_inside_the_pods_blocks_open_and_the_world_does_not() {
-    for (block, opens) in [("10.2.3.0/24", true), ("0.0.0.0/0", false)] {
+    let pods = IpcacheKey::v4([10, 2, 0, 0], 16);
+    let inner = IpcacheKey::v4([10, 2, 3, 0], 24);
+    for (block, entry, opens) in [
+        ("10.2.3.0/24", inner, true),
+        ("10.2.3.0/24", pods, false),
+        ("0.0.0.0/0", pods, false),
+    ] {
         let mut member = pruned();
         let policy = WEB_TO_DB.replace(
             "toEndpoints: [{matchLabels: {app: db}}]",
             &format!("toCIDR: [{block}]"),
         );
         member.put(&policy);
-        let identity = member.node.identity("10.2.3.4").unwrap();
-        let key = PolicyKey::new(identity.0, EGRESS, 6, 5432, 16);
+        let identity = member.node.datapath.ipcache[&entry].sec_identity;
+        let key = PolicyKey::new(identity, EGRESS, 6, 5432, 16);
         let map = &member.node.datapath.policy[&member.node.id()];
         assert_eq!(map.contains_key(&key), opens, "{block}: {identity:?}");
     }

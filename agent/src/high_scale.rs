@@ -93,7 +93,7 @@ mod tests {
         assert!(check("full", false).is_ok());
         note(dir.path(), stage("off")).unwrap();
         let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
-        assert_eq!(text.trim(), r#"{"version":1,"stage":"off"}"#);
+        assert_eq!(text, "{\n  \"version\": 1,\n  \"stage\": \"off\"\n}");
         assert!(check("decap-only", false).is_ok() && check("unset", false).is_ok());
         let error = check("full", false).unwrap_err().to_string();
         for word in [

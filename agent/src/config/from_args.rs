@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn high_scale_flags_are_refused_where_they_cannot_work() {
         let mode = ["--high-scale-ipcache=full", "--high-scale-device=eth0"];
-        let four = [&mode[..], &["--enable-ipv6=false", "--policy-dir=/etc/p"]].concat();
+        let four = [&mode[..], &["--enable-ipv6=false", "--policy-dir=/etc"]].concat();
         let config = run(&four).unwrap();
         let tunnel = config.tunnel.unwrap();
         assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
         assert!(run(&[]).unwrap().tunnel.is_none());
         for (flags, text) in [
             (
-                [&mode[..], &["--policy-dir=/etc/p"]].concat(),
+                [&mode[..], &["--policy-dir=/etc"]].concat(),
                 "--high-scale-ipcache: carries IPv4 only; add --enable-ipv6=false",
             ),
             (

@@ -87,7 +87,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
         _ = interrupt.recv() => return Ok(()),
     };
     let stage = config.flags.high_scale.stage();
-    let state_dir = config.flags.state_dir.clone();
+    let state_dir = config.state();
     high_scale::check(&state_dir, stage, config.flags.high_scale.high_scale_force)?;
     let presence =
         NetnsLock::of_run().context("the name of this agent in its network namespace")?;

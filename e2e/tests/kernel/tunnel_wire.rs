@@ -273,7 +273,7 @@ fn sum(bytes: &[u8]) -> u64 {
 fn transfer(from: &Netns, length: usize) -> Result<()> {
     let mut stream = from.enter(|| TcpStream::connect_timeout(&(POD2, 80).into(), SOON))??;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let bytes: Vec<u8> = (0..length).map(|at| ((at * 31) >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..=250_u8).cycle().take(length).collect();
     stream.write_all(&bytes)?;
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut answer = [0; 8];

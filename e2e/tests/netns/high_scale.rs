@@ -4,10 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use holdfast_e2e::config::program;
 use holdfast_e2e::fleet::{DEVICE, Fleet, with_fleet};
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB};
 use holdfast_e2e::raw_frames::RawFrames;
+use holdfast_e2e::shell;
 use holdfast_e2e::web::Web;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually};
 use shared_maps::event::Reason;
@@ -191,12 +193,12 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
             "an ipcache entry of the other node's pod"
         );
 
-        let sources = fleet.two.agent(&["bpf", "sources", "list"])?;
+        let sources = maps(fleet.two, "sources")?;
         let of_web = format!("{}", pods.web.v4);
         let line = sources.lines().find(|line| line.starts_with(&of_web));
         let line = line.with_context(|| format!("no source {of_web}: {sources}"))?;
         ensure!(line.contains(&OF_WEB.to_string()), "{line}");
-        let blocks = fleet.two.agent(&["bpf", "world", "list"])?;
+        let blocks = maps(fleet.two, "world")?;
         ensure!(blocks.contains("203.0.113.0/24"), "{blocks}");
 
         // Between pods of one node, and to the world, nothing is wrapped.
@@ -264,6 +266,15 @@ fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
         assert!(!wraps(fleet, &pods, to)?, "the object is gone");
         Ok(())
     });
+}
+
+/// The text of `bpf … list`, which needs no agent.
+fn maps(lab: &Lab, map: &str) -> Result<String> {
+    let mut command = lab
+        .node
+        .command(&program("holdfast-agent")?.display().to_string());
+    command.args(["bpf", map, "list", "--bpf-root"]);
+    shell::finish(command.arg(lab.bpf_root()))
 }
 
 /// What an agent says that does not start.

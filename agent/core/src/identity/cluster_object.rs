@@ -29,7 +29,7 @@ pub struct CiliumIdentity {
     pub uid: Option<Arc<str>>,
     /// It is a document of `--policy-dir`, and no object of the API server.
     pub is_document: bool,
-    /// Another object of the API server with the same labels [counts](Precedence): no node uses this one's number.
+    /// Another object of the API server with the same labels counts: no node uses this one's number.
     pub is_duplicate: bool,
 }
 

@@ -1,9 +1,13 @@
 //! Pods that ran before the agent, or started without it: their network namespaces are found by the
 //! pods' addresses.
 //!
-//! ```text pods of this node (API) that have no endpoint ─┐ ├─► same address: endpoint netns/<file> eth0 in each
-//! namespace of --cni-netns-dir ─────┘ ``` A namespace is looked into only while a pod has no endpoint, and only if
-//! no endpoint is in it. The endpoint is recorded like those of the CNI plugin, and is removed by the same events.
+//! ```text
+//!  pods of this node (API) that have no endpoint ─┐
+//!                                                 ├─► same address: endpoint netns/<file>
+//!  eth0 in each namespace of --cni-netns-dir ─────┘
+//! ```
+//! A namespace is looked into only while a pod has no endpoint, and only if no endpoint is in it. The endpoint is
+//! recorded like those of the CNI plugin, and is removed by the same events.
 
 mod search;
 #[cfg(test)]

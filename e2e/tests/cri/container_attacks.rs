@@ -7,7 +7,7 @@ use holdfast_e2e::lab::NODE4;
 use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
 use nix::sys::signal::Signal;
 
-use super::containers::{refused, web_with_a_document};
+use super::containers::{refused, status_has_no_problem, web_with_a_document};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -120,15 +120,7 @@ fn containers_that_swap_their_names_stay_judged() {
             sent.expect_judged(NODE4)?;
             podman.run(&["kill", "--signal", "CONT", stopped])?;
         }
-        eventually("status has no problem", SOON, || {
-            let status = lab.agent_json(&["status"])?;
-            ensure!(
-                status["problems"].as_array().is_some_and(Vec::is_empty),
-                "{}",
-                status["problems"]
-            );
-            Ok(())
-        })
+        status_has_no_problem(lab)
     });
 }
 

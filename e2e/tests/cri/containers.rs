@@ -12,6 +12,19 @@ const SOON: Duration = Duration::from_secs(20);
 /// How often a container is started again.
 const RESTARTS: u32 = 50;
 
+/// Waits until the agent's status lists no problem.
+pub(super) fn status_has_no_problem(lab: &Lab) -> Result<()> {
+    eventually("status has no problem", SOON, || {
+        let status = lab.agent_json(&["status"])?;
+        ensure!(
+            status["problems"].as_array().is_some_and(Vec::is_empty),
+            "{}",
+            status["problems"]
+        );
+        Ok(())
+    })
+}
+
 /// Fails unless a command is refused with this text.
 pub(super) fn refused(result: Result<String>, parts: &[&str]) -> Result<()> {
     let error = match result {
@@ -80,15 +93,7 @@ fn a_container_with_a_document_waits_for_the_agent_and_then_does_not_start() {
         podman.run(&["start", "web"])?;
         sent.expect_judged(NODE4)?;
         // The agent finds a running container again by itself.
-        eventually("status has no problem", SOON, || {
-            let status = lab.agent_json(&["status"])?;
-            ensure!(
-                status["problems"].as_array().is_some_and(Vec::is_empty),
-                "{}",
-                status["problems"]
-            );
-            Ok(())
-        })
+        status_has_no_problem(lab)
     });
 }
 

@@ -203,7 +203,7 @@ pub(super) const BENCH: &[Package] = &[Package {
     why: "a forwarder to compare with, in `bench dns`",
 }];
 
-/// apt waits for no other apt.
+/// `apt-get update` fails while another one has the package lists, and tiers install at the same time.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
 /// Installs those of `packages` that are missing.

@@ -11,9 +11,9 @@ use agent_core::{
 /// What is in the way now.
 #[derive(Debug, Default)]
 pub(super) struct Obstacles {
-    /// Of every object.
+    /// Why no object at all can be created.
     of_all: Option<String>,
-    /// Of the objects of these labels alone.
+    /// Why the object of one label set cannot be created.
     of_one: BTreeMap<LabelSet, String>,
 }
 

@@ -35,7 +35,7 @@ impl Resting {
         self.0.insert(id, now + REST);
     }
 
-    /// For the annotation.
+    /// The value of the Lease's annotation: the numbers, separated by commas.
     pub(super) fn text(&self) -> String {
         let all: Vec<String> = self.0.keys().map(|id| id.0.to_string()).collect();
         all.join(",")

@@ -46,7 +46,7 @@ pub(super) enum Next {
     Restart,
 }
 
-/// Promised times.
+/// Promised times from a question to its effect.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     name: Duration,

@@ -39,7 +39,7 @@ const LEASE: &str = "holdfast-identities";
 /// One node of the cluster.
 struct Node<'a> {
     name: &'static str,
-    /// Its mode.
+    /// Value of `--identity-allocation`: `node` or `cluster`.
     mode: &'static str,
     lab: &'a Lab,
     agent: Agent,

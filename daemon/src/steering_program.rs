@@ -66,6 +66,9 @@ pub enum SteerError {
     /// The kernel refused the program.
     #[error("program {NAME}: {0}")]
     Program(String),
+    /// Pins were removed while the program was loaded, so that it got new maps.
+    #[error("program {NAME}: the pins of its maps changed while it was loaded")]
+    OtherMaps,
     /// The link could not be pinned.
     #[error("pin {path}: {reason}", path = .path.display())]
     Pin {
@@ -139,12 +142,23 @@ fn is_good(
 
 /// Attaches the program to this thread's network namespace, in place of an earlier one if there is
 /// one. The maps must exist. Returns the program's id.
-pub fn replace(globals: &Globals) -> Result<u32, SteerError> {
+///
+/// `maps` are the kernel's numbers of maps that the program must use. Loading makes a map whose pin
+/// was removed, and a program with such a map would steer to no proxy.
+///
+/// # Errors
+/// [`SteerError::OtherMaps`] if the program was loaded with another map. It is not attached.
+pub fn replace(globals: &Globals, maps: &[u32]) -> Result<u32, SteerError> {
     let _locked = lock(globals)?;
     let mut ebpf = load(globals)?;
     let program = steer(&mut ebpf)?;
+    let loaded = program.info().map_err(|error| refused(&error))?;
+    let has = loaded.map_ids().map_err(|error| refused(&error))?;
+    if !has.is_none_or(|has| maps.iter().all(|id| has.contains(id))) {
+        return Err(SteerError::OtherMaps);
+    }
     attach(globals, program)?;
-    Ok(program.info().map_err(|error| refused(&error))?.id())
+    Ok(loaded.id())
 }
 
 /// Fault of the program with this id, which [`replace`] attached. `None` if it steers.

@@ -220,7 +220,7 @@ impl KernelDatapath {
             // Each attempt to attach them says so again.
             tracing::error!(%error, "the programs of endpoints cannot be loaded");
         }
-        let steering = steering_program::replace(&globals)?;
+        let steering = steering_program::replace(&globals, &[])?;
         Ok(Self {
             lxc,
             ipcache,

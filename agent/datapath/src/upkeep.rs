@@ -16,7 +16,7 @@ use daemon::{label, port_hold::PortHold, steering_program};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shared_maps::{
-    pin,
+    pin, redirect, steering,
     user::{Globals, HeldPin},
 };
 use tokio_util::sync::CancellationToken;
@@ -323,7 +323,10 @@ impl Upkeep {
             self.conditions.is_well(Part::Steering);
             return;
         };
-        match steering_program::replace(&self.node.globals) {
+        let maps = [redirect::NAME, steering::SLOTS_NAME, steering::SOCKS_NAME];
+        let held = maps.iter().filter_map(|name| self.pins.get(name));
+        let maps: Vec<u32> = held.map(HeldPin::id).collect();
+        match steering_program::replace(&self.node.globals, &maps) {
             Ok(number) => {
                 self.node.steering = number;
                 self.conditions.repaired(Part::Steering, &fault);

@@ -2,17 +2,19 @@
 //!
 //! Sockets of all proxies share one reuse-port group, as in production. If the kernel's hash
 //! selected the socket, each test would see packets elsewhere.
+use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use daemon::steering_program::{self, SteerError};
 use holdfast_e2e::eventually;
 use holdfast_e2e::kernel::node::{FOREVER, MANY, NODE4, Node, SOON, with_node};
 use holdfast_e2e::kernel::{PEER4, PEER6, POD4, POD6, PROXY_PORT};
 use shared_maps::policy::{EGRESS, INGRESS};
-use shared_maps::steering::{KIND_FALLBACK, KIND_FREE, KIND_SDP, Slot, socket_index};
-use shared_maps::user::monotonic_ns;
+use shared_maps::steering::{KIND_FALLBACK, KIND_FREE, KIND_SDP, SLOTS_NAME, Slot, socket_index};
+use shared_maps::user::{HeldPin, monotonic_ns};
 use socket2::{Domain, Socket, Type};
 
 const UDP: u8 = 17;
@@ -274,6 +276,26 @@ fn a_socket_without_a_slot_gets_no_query_also_where_there_is_no_proxy() {
         for server in [PEER4, PEER6] {
             assert_eq!(node.ask(server, [&stranger, &proxy])?, [0, MANY]);
         }
+        Ok(())
+    });
+}
+
+/// Loading makes new maps where pins are gone. The proxies are in the slots of the earlier ones.
+#[test]
+fn a_program_that_was_loaded_with_new_maps_does_not_replace_the_one_that_steers() {
+    with_node(|node| {
+        let (proxy, other) = (node.proxy(0, KIND_SDP)?, node.proxy(1, KIND_SDP)?);
+        node.set(1, KIND_FREE, 0)?;
+        let globals = node.kernel().globals();
+        let held = HeldPin::open(&globals.path(SLOTS_NAME))?.context("the map is pinned")?;
+        fs::remove_file(held.path())?;
+        let replaced = steering_program::replace(&globals, &[held.id()]);
+        assert!(matches!(replaced, Err(SteerError::OtherMaps)), "{replaced:?}");
+        assert_eq!(node.ask(PEER4, [&proxy, &other])?, [MANY, 0]);
+
+        held.pin_again()?;
+        steering_program::replace(&globals, &[held.id()])?;
+        assert_eq!(node.ask(PEER4, [&proxy, &other])?, [MANY, 0]);
         Ok(())
     });
 }

@@ -214,6 +214,11 @@ impl HeldPin {
         &self.path
     }
 
+    /// The kernel's number of the map.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
     /// Whether the pin still is this map.
     pub fn is_pinned(&self) -> bool {
         is_pinned(&self.path, self.id)

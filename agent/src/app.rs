@@ -23,11 +23,12 @@ use agent_core::{
     core::Core,
     datapath::plan::Datapath,
     endpoint::{config_file::EndpointFile, spec::EndpointSpec},
+    high_scale::objects::HighScaleView,
     kubernetes::local_pods::LocalPods,
 };
 use agent_datapath::{
-    closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock, upkeep::Conditions,
-    warm::Warm,
+    closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock,
+    tunnel::TunnelStatus, upkeep::Conditions, warm::Warm,
 };
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, service_manager::ServiceManager};
@@ -45,6 +46,7 @@ use crate::{
     config::{Config, Settings},
     dnsproxy::BuiltinProxy,
     epoch::{self, StateDirLock},
+    high_scale,
     lane::Lane,
     listener, liveness,
     netns_lock::NetnsLock,
@@ -84,6 +86,9 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
+    let stage = config.flags.high_scale.stage();
+    let state_dir = config.state();
+    high_scale::check(&state_dir, stage, config.flags.high_scale.high_scale_force)?;
     let presence =
         NetnsLock::of_run().context("the name of this agent in its network namespace")?;
     // One spelling of the root, whatever links lead to it: filters have it in their names.
@@ -114,6 +119,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     agent.keep(ownership.clone(), conditions);
     let set = set.map(|(name, api)| OwnSet::start(api, &name));
     agent.look_after(node);
+    high_scale::note(&state_dir, stage).context("the note of --high-scale-ipcache")?;
     agent.report_to(manager.clone());
     tokio::select! {
         _ = terminate.recv() => {}
@@ -178,6 +184,8 @@ pub struct Parts {
     pub conditions: Conditions,
     /// Closes interfaces of pods that are not found; `None` in tests without a kernel.
     pub gate: Option<Box<dyn Gate>>,
+    /// The tunnel between nodes; `None` = this node has no part in it.
+    pub tunnel: Option<TunnelStatus>,
     /// Client of the API server; `None` = no cluster.
     pub api: Option<Api>,
 }
@@ -193,6 +201,8 @@ pub struct Agent {
     rules: watch::Receiver<Arc<RulesTable>>,
     /// Pods of this node.
     local: watch::Receiver<Arc<LocalPods>>,
+    /// Objects about the tunnel between nodes.
+    high_scale: watch::Receiver<HighScaleView>,
     thread: CoreThread,
     builtin: Option<Arc<BuiltinProxy>>,
     /// Mapping and rules streams of proxies: clients of other services do not delay them.
@@ -213,6 +223,12 @@ struct Rim {
     stop: CancellationToken,
     /// Ends what serves proxies, after the sources.
     rim_stop: CancellationToken,
+}
+
+/// Objects that parts of the node follow.
+struct Followed {
+    local: watch::Receiver<Arc<LocalPods>>,
+    high_scale: watch::Receiver<HighScaleView>,
 }
 
 impl Rim {
@@ -244,12 +260,13 @@ impl Rim {
         thread: CoreThread,
         builtin: Option<Arc<BuiltinProxy>>,
         streams: Lane,
-        local: watch::Receiver<Arc<LocalPods>>,
+        followed: Followed,
     ) -> Agent {
         Agent {
             core: self.core,
             rules: self.proxies.watch_rules(),
-            local,
+            local: followed.local,
+            high_scale: followed.high_scale,
             thread,
             builtin,
             streams,
@@ -271,6 +288,7 @@ impl Agent {
             channel,
             conditions,
             gate,
+            tunnel,
             api,
         } = parts;
         let mut damaged = found.damaged.clone();
@@ -312,7 +330,10 @@ impl Agent {
         rim.follow_connections(&config, freed);
         let builtin = streams::builtin(&config, &rim, &rules)?;
         let streams = streams::start(&config, &rim, &limits, bound.sdp, bound.fqdndata).await?;
-        let local = sources.local.clone();
+        let followed = Followed {
+            local: sources.local.clone(),
+            high_scale: sources.high_scale.clone(),
+        };
         let about = pages::About {
             sources,
             damaged: Arc::new(damaged),
@@ -320,11 +341,12 @@ impl Agent {
             builtin: builtin.clone(),
             resolver: resolver.handle,
             identities,
+            tunnel,
             limits,
             api,
         };
         pages::start(config, &rim, about, bound.pages);
-        Ok(rim.into_agent(thread, builtin, streams, local))
+        Ok(rim.into_agent(thread, builtin, streams, followed))
     }
 
     /// Keeps the node's part of the datapath as it shall be.
@@ -334,14 +356,21 @@ impl Agent {
             .spawn(netpol::take_over(self.pods_in_force(), stop.clone()));
         self.tasks
             .spawn(node.upkeep.run(node.interval, stop.clone()));
+        if let Some(tunnel) = node.tunnel {
+            let objects = self.high_scale.clone();
+            self.tasks
+                .spawn(tunnel.run(objects, self.is_ready(), stop.clone()));
+        }
         match node.interfaces {
-            Some(interfaces) => {
-                let mut rules = self.rules.clone();
-                let ready = async move { rules.wait_for(|rules| rules.ready).await.is_ok() };
-                self.tasks.spawn(interfaces.run(ready, stop))
-            }
+            Some(interfaces) => self.tasks.spawn(interfaces.run(self.is_ready(), stop)),
             None => self.tasks.spawn(Interfaces::clear(node.maps, stop)),
         };
+    }
+
+    /// Waits until the agent is ready. False: it stops.
+    fn is_ready(&self) -> impl Future<Output = bool> + use<> {
+        let mut rules = self.rules.clone();
+        async move { rules.wait_for(|rules| rules.ready).await.is_ok() }
     }
 
     /// Ends the process if it loses what it owns.

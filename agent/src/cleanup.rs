@@ -16,10 +16,10 @@ use agent_datapath::{
     kernel::SHARED_PINS,
     nftables::{self, Family},
     root::{BpfRootLock, RootError},
-    routing, unclaimed,
+    routing, tunnel, unclaimed,
 };
 use daemon::lookup::present;
-use shared_maps::{pin, policy};
+use shared_maps::{pin, policy, user::Globals};
 
 use crate::{
     cni::install,
@@ -222,6 +222,9 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     the_cni_configuration(places, &mut cleaned);
     // First: without programs, an interface in the group would send nothing.
     cleaned.part("the group of interfaces", group::leave_all().map(|()| None));
+    // Without its program, the device would unwrap what anybody sends to the node.
+    let cleared = tunnel::clear(&Globals::new(&places.bpf_root)).await;
+    cleaned.part("the tunnel between nodes", cleared.map(|()| None));
     let root = fs::canonicalize(&places.bpf_root);
     let removed = root.and_then(|root| filter::remove_all(&Owner::of(&root)));
     let text = |count| match count {

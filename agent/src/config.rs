@@ -11,6 +11,7 @@ mod dir;
 mod existing_dir;
 mod firewall_args;
 mod from_args;
+mod high_scale_args;
 mod host_name;
 pub mod identity_args;
 mod max_identities;
@@ -29,7 +30,7 @@ use std::path::PathBuf;
 
 use agent_cluster::{ApiSettings, relay_settings::RelaySettings};
 use agent_core::core::CoreConfig;
-use agent_datapath::kernel::KernelConfig;
+use agent_datapath::{kernel::KernelConfig, tunnel::TunnelSettings};
 use daemon::command_line::metrics_address::MetricsAddress;
 
 pub use allocation_args::{AllocationArgs, IdentityAllocation};
@@ -39,6 +40,7 @@ pub use cni_args::{CniArgs, PluginArgs};
 pub use container_args::ContainerArgs;
 pub use dir::{ParseError, Parsed, command, parse};
 pub use firewall_args::FirewallArgs;
+pub use high_scale_args::{HighScaleArgs, HighScaleMode};
 pub use max_identities::MaxIdentities;
 pub use netpol_args::NetpolConfig;
 pub use relay_args::{FollowArgs, RelayArgs};
@@ -80,6 +82,8 @@ pub struct Config {
     pub relays: Option<RelaySettings>,
     /// Where names of EgressFirewalls are refreshed and shared; `None` = nowhere.
     pub resolver: Option<ResolverSettings>,
+    /// The tunnel between nodes; `None` = this node has no part in it.
+    pub tunnel: Option<TunnelSettings>,
     /// Name of this node; the host name if `--node-name` is absent.
     pub node_name: String,
     /// Where pods that run without an endpoint are found; `None` = nowhere.
@@ -105,6 +109,7 @@ impl Config {
             tcx: self.flags.enable_tcx,
             dns_quota: self.flags.endpoint_dns_quota,
             deny_responses: self.flags.deny,
+            tunnel: self.tunnel.clone(),
             sdp_group: self.flags.sdp_group,
         }
     }

@@ -18,6 +18,7 @@ use agent_cluster::{
     refusals::Refusals,
 };
 use agent_core::{
+    high_scale::scope::PodScope,
     policy::source::{
         PolicyChange,
         cluster::{Batch, ClusterDocuments},
@@ -72,6 +73,8 @@ pub(crate) struct Sources {
     pub(crate) stored: Option<(PathBuf, Origin)>,
     /// Whether this agent reports the object of a key in the cluster.
     pub(crate) reports: fn(&str) -> bool,
+    /// Pods of the cluster that are read.
+    pub(crate) pods: PodScope,
 }
 
 /// The next input that the task reads.
@@ -117,13 +120,16 @@ struct StoodIn {
 impl<C: Consumer> Reader<C> {
     fn new(
         directory: Option<PolicyDir>,
-        cluster: Option<&ClusterHealth>,
+        (cluster, pods): (Option<&ClusterHealth>, PodScope),
         consumer: C,
         reports: fn(&str) -> bool,
         pending: Arc<Pending>,
     ) -> Self {
         let documents = cluster.map(|cluster| {
             let mut documents = ClusterDocuments::new(cluster.kinds());
+            if pods.prunes() {
+                documents = documents.of_scope(Box::new(move |document| pods.has(document)));
+            }
             documents.note_changed();
             documents
         });
@@ -280,10 +286,11 @@ async fn follow<C: Consumer>(
         cluster,
         stored,
         reports,
+        pods,
     } = sources;
     let (watched, directory) = directory.unzip();
     let health = cluster.as_ref().map(|watches| &watches.health);
-    let mut reader = Reader::new(directory, health, consumer, reports, pending);
+    let mut reader = Reader::new(directory, (health, pods), consumer, reports, pending);
     let mut inputs = Inputs::new(watched, cluster, stored);
     let mut was_complete = false;
     let mut wake = Wake::Directory;

@@ -55,6 +55,11 @@ pub enum StateDirError {
     },
 }
 
+/// Whether no agent ran on the state directory before, as far as it says.
+pub(crate) fn is_new(dir: &Path) -> bool {
+    matches!(fs::symlink_metadata(dir.join(EPOCH_FILE)), Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Holds the state directory until dropped; a killed process loses it at once.
 #[derive(Debug)]
 pub(crate) struct StateDirLock {

@@ -6,6 +6,7 @@ use agent_cluster::health::ClusterHealth;
 use agent_core::core::Core;
 use agent_datapath::{
     events::Counters,
+    tunnel::TunnelStatus,
     upkeep::{Conditions, Part},
 };
 use daemon::{
@@ -55,6 +56,8 @@ pub(crate) struct Health {
     pub resolver: Option<ResolverHandle>,
     /// What makes CiliumIdentity objects.
     pub identities: Option<Identities>,
+    /// The tunnel between nodes; none = this node has no part in it.
+    pub tunnel: Option<TunnelStatus>,
     /// Limits and counters of the connections of every socket.
     pub listeners: Listeners,
 }
@@ -169,6 +172,7 @@ impl Health {
                 .to_vec(),
             resolver: self.resolver().await,
             identities: self.identities.clone(),
+            tunnel: self.tunnel.clone(),
             listeners: self.listeners.counts(),
             open_descriptors: Descriptors::open().ok(),
             max_descriptors: self.listeners.limit(),

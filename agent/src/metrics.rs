@@ -8,12 +8,16 @@ mod cluster_identities;
 mod core;
 pub mod meanings;
 pub mod resolver;
+mod tunnel;
 
 use std::fmt;
 
 use agent_cluster::health::WatchHealth;
 use agent_core::core::snapshot::Summary;
-use agent_datapath::upkeep::{Condition, Part};
+use agent_datapath::{
+    tunnel::TunnelStatus,
+    upkeep::{Condition, Part},
+};
 use daemon::{
     families,
     metrics::{Counts, Families, Label as _},
@@ -64,6 +68,8 @@ pub struct Scrape {
     pub resolver: Option<ResolverScrape>,
     /// What makes CiliumIdentity objects; none where the node gives the numbers.
     pub identities: Option<Identities>,
+    /// The tunnel between nodes; none = this node has no part in it.
+    pub tunnel: Option<TunnelStatus>,
     /// Sockets with their connections: those that are open, and those that were rejected.
     pub listeners: Vec<(Listener, usize, u64)>,
     /// Descriptors that the agent has open; none where that cannot be seen.
@@ -111,6 +117,7 @@ impl Sample {
         self.cluster(&mut out)?;
         self.identities(&mut out)?;
         self.cluster_identities(&mut out)?;
+        self.tunnel(&mut out)?;
         self.names(&mut out)?;
         self.resolver(&mut out)?;
         self.firewalls(&mut out)?;
@@ -280,6 +287,7 @@ mod tests {
             )],
             resolver: None,
             identities: None,
+            tunnel: None,
             listeners: Listener::ALL.iter().map(|of| (*of, 3, 4)).collect(),
             open_descriptors: Some(70),
             max_descriptors: 1024,

@@ -10,7 +10,10 @@ use std::{
 
 use agent_cluster::{health::WatchHealth, relay};
 use agent_core::core::snapshot::Summary;
-use agent_datapath::upkeep::{Condition, Part};
+use agent_datapath::{
+    tunnel::TunnelStatus,
+    upkeep::{Condition, Part},
+};
 use daemon::metrics::Counts;
 use holdfast_agent::{
     identities::view::Identities,
@@ -120,6 +123,7 @@ fn agent() -> Vec<Family> {
         }],
         resolver: Some(ResolverScrape::default()),
         identities: Some(Identities::default()),
+        tunnel: Some(TunnelStatus::default()),
         listeners: Listener::ALL.iter().map(|of| (*of, 0, 0)).collect(),
         open_descriptors: Some(0),
         max_descriptors: 0,

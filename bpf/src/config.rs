@@ -7,6 +7,7 @@ use shared_maps::{
         DENY_RESPONSE_DNS, DENY_RESPONSE_ICMP, DUAL_STACK, EndpointConfig, HAS_IPV4, HAS_IPV6,
         LINK_LOCALS, LOW_INTERFACES, NO_LINK_HEADER, NODE_LINK_LOCALS, TRANSPARENT, link_local_of,
     },
+    tunnel,
 };
 
 use crate::{
@@ -164,6 +165,24 @@ pub(crate) fn replies_to_all_denied() -> bool {
 #[inline(always)]
 pub(crate) fn refuses_dns() -> bool {
     NODE_FLAGS.load() & u32::from(DENY_RESPONSE_DNS) != 0
+}
+
+/// Whether pods may not send to the tunnel's port.
+#[inline(always)]
+pub(crate) fn guards_tunnel() -> bool {
+    NODE_FLAGS.load() & tunnel::GUARD != 0
+}
+
+/// Whether packets of the tunnel are unwrapped.
+#[inline(always)]
+pub(crate) fn unwraps() -> bool {
+    NODE_FLAGS.load() & tunnel::UNWRAP != 0
+}
+
+/// Whether packets to pods of other nodes are wrapped.
+#[inline(always)]
+pub(crate) fn wraps() -> bool {
+    NODE_FLAGS.load() & tunnel::WRAP != 0
 }
 
 /// Length of the link-layer header of the interface.

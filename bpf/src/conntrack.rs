@@ -9,9 +9,9 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use shared_maps::{
     Be16, FAMILY_IPV4, IdentityId,
     conntrack::{
-        CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY, FLAG_RX_CLOSING,
-        FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE, LIFETIME_SYN,
-        LIFETIME_TCP, REFUSED,
+        CtKey4, CtKey6, CtValue, DIR_IN, DIR_OUT, FLAG_ANSWERED, FLAG_FROM_PROXY, FLAG_FROM_TUNNEL,
+        FLAG_RX_CLOSING, FLAG_SEEN_NON_SYN, FLAG_TX_CLOSING, LIFETIME_ANY, LIFETIME_CLOSE,
+        LIFETIME_SYN, LIFETIME_TCP, REFUSED,
     },
     policy::{EGRESS, INGRESS},
 };
@@ -24,6 +24,9 @@ use crate::{
 };
 
 pub(crate) const CLOSED: u16 = FLAG_RX_CLOSING | FLAG_TX_CLOSING;
+
+/// Flags that say who opened a connection.
+const KINDS: u16 = FLAG_FROM_PROXY | FLAG_FROM_TUNNEL;
 
 /// Seconds of the clock that lifetimes are in.
 #[inline(always)]
@@ -187,7 +190,13 @@ fn is_still_allowed(value: *mut CtValue, packet: &Packet, direction: u8, role: A
     }
     // The node's address is also that of connections that it opened for others.
     let of_node = flags & FLAG_FROM_PROXY != 0 || identity == IdentityId::HOST.0;
-    let identity = if of_node { opened_by } else { identity };
+    // The ipcache does not know the pods that name themselves.
+    let names_itself = flags & FLAG_FROM_TUNNEL != 0;
+    let identity = if of_node || names_itself {
+        opened_by
+    } else {
+        identity
+    };
     policy::allows(packet.protocol, port, identity, INGRESS)
 }
 
@@ -311,7 +320,7 @@ pub(crate) enum Forwarded {
 }
 
 /// Records a forward packet that policy allows, and makes the entry if there is none. `kind` is 0
-/// or `FLAG_FROM_PROXY`.
+/// or one of [`KINDS`].
 #[inline(never)]
 pub(crate) fn forward(
     packet: &Packet,
@@ -350,8 +359,8 @@ pub(crate) fn forward(
                 (*value).rx_flags_seen = 0;
                 (*value).packets = 0;
                 (*value).bytes = 0;
-            } else if flags & FLAG_FROM_PROXY != kind {
-                (*value).flags = flags & !FLAG_FROM_PROXY | kind;
+            } else if flags & KINDS != kind {
+                (*value).flags = flags & !KINDS | kind;
             }
             (*value).src_sec_id = source_identity;
             judged_now(value, now);

@@ -47,6 +47,8 @@ const PACKET_HOST: u32 = 0;
 const PROHIBITED_V4: [u8; 4] = [3, 13, 0, 0];
 /// The same of ICMPv6 (RFC 4443, section 3.1).
 const PROHIBITED_V6: [u8; 4] = [1, 1, 0, 0];
+/// "Fragmentation needed" (RFC 1191).
+const FRAGMENTATION_NEEDED: [u8; 4] = [3, 4, 0, 0];
 /// Words of the denied packet that an ICMP message quotes: the IP header and the first 8 bytes
 /// after it.
 const QUOTE_V4: usize = 7;
@@ -88,6 +90,12 @@ fn send(ctx: &TcContext, packet: &Packet) -> i32 {
     if !may_have_reply(ctx, packet) || turn_round(ctx, packet).is_err() {
         return DROP;
     }
+    give_back(ctx)
+}
+
+/// Moves the reply to the pod.
+#[inline(always)]
+fn give_back(ctx: &TcContext) -> i32 {
     // At a bridge port the frame was for another machine.
     if ctx.change_type(PACKET_HOST).is_err() {
         return DROP;
@@ -95,6 +103,25 @@ fn send(ctx: &TcContext, packet: &Packet) -> i32 {
     ctx.set_mark(0);
     // SAFETY: the context is valid for the run of the program. The helper takes any interface.
     unsafe { bpf_redirect_peer((*ctx.skb.skb).ifindex, 0) as i32 }
+}
+
+/// Answers a packet that is too long for the tunnel with the length that fits, whether the pod allows
+/// fragments or not. Returns the program's result.
+#[inline(never)]
+pub(crate) fn too_big(ctx: &TcContext, packet: &Packet, fits: u32) -> i32 {
+    if !may_have_reply(ctx, packet)
+        || is_not_answerable(packet)
+        || unreachable::<QUOTE_V4>(ctx, packet, FRAGMENTATION_NEEDED, fits.to_be()).is_err()
+    {
+        return DROP;
+    }
+    give_back(ctx)
+}
+
+/// An ICMP message that is no question: errors never cause errors.
+#[inline(always)]
+fn is_not_answerable(packet: &Packet) -> bool {
+    packet.protocol == ICMP && packet.icmp_type != ECHO_REQUEST_V4
 }
 
 /// Whether the packet is from one machine to one machine, and its IP header has the usual length
@@ -132,8 +159,8 @@ fn turn_round(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
         ICMP if packet.icmp_type != ECHO_REQUEST_V4 => Err(NoReply),
         ICMPV6 if packet.icmp_type != ECHO_REQUEST_V6 => Err(NoReply),
         _ if !for_all => Err(NoReply),
-        _ if packet.family == FAMILY_IPV4 => unreachable::<QUOTE_V4>(ctx, packet),
-        _ => unreachable::<QUOTE_V6>(ctx, packet),
+        _ if packet.family == FAMILY_IPV4 => unreachable::<QUOTE_V4>(ctx, packet, PROHIBITED_V4, 0),
+        _ => unreachable::<QUOTE_V6>(ctx, packet, PROHIBITED_V6, 0),
     }
 }
 
@@ -192,12 +219,18 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
         .map_err(|_| NoReply)
 }
 
-/// A packet becomes an ICMP message that quotes it, from its destination.
+/// A packet becomes an ICMP message that quotes it, from its destination. `kind` is the message's first
+/// word, `rest` the second.
 ///
 /// If the checksum of a datagram was left to the device, the device would write it into the
 /// message. It does not if the place where its sum begins has been removed from the packet.
 #[inline(never)]
-fn unreachable<const QUOTE: usize>(ctx: &TcContext, packet: &Packet) -> Result<(), NoReply> {
+fn unreachable<const QUOTE: usize>(
+    ctx: &TcContext,
+    packet: &Packet,
+    kind: [u8; 4],
+    rest: u32,
+) -> Result<(), NoReply> {
     const HEADER_LEN: u32 = 8;
     let quote: [u32; QUOTE] = get(ctx, ETH_LEN)?;
     use_quota(packet)?;
@@ -208,14 +241,14 @@ fn unreachable<const QUOTE: usize>(ctx: &TcContext, packet: &Packet) -> Result<(
     // All but an IP header is removed, which is two bytes more than precede the datagram.
     ctx.adjust_room(-(len as i32), BPF_ADJ_ROOM_MAC, 0)
         .map_err(|_| NoReply)?;
-    let (protocol, kind, pseudo) = if QUOTE == QUOTE_V4 {
-        (ICMP, PROHIBITED_V4, 0)
+    let (protocol, pseudo) = if QUOTE == QUOTE_V4 {
+        (ICMP, 0)
     } else {
-        (ICMPV6, PROHIBITED_V6, pseudo_header(packet, ICMPV6, len))
+        (ICMPV6, pseudo_header(packet, ICMPV6, len))
     };
     let kind = u32::from_ne_bytes(kind);
-    let checksum = !fold(pseudo + u64::from(kind) + sum(quote));
-    let header = [kind | u32::from(checksum) << 16, 0];
+    let checksum = !fold(pseudo + u64::from(kind) + u64::from(rest) + sum(quote));
+    let header = [kind | u32::from(checksum) << 16, rest];
     write_headers(ctx, packet, protocol, len)?;
     put(ctx, packet.l4, &header)?;
     put(ctx, packet.l4 + HEADER_LEN, &quote)
@@ -312,7 +345,7 @@ fn pseudo_header(packet: &Packet, protocol: u8, len: u32) -> u64 {
 }
 
 #[inline(always)]
-fn sum<const N: usize>(words: [u32; N]) -> u64 {
+pub(crate) fn sum<const N: usize>(words: [u32; N]) -> u64 {
     let mut sum = 0;
     for word in words {
         sum += u64::from(word);
@@ -322,7 +355,7 @@ fn sum<const N: usize>(words: [u32; N]) -> u64 {
 
 /// The Internet checksum's sum of 16-bit words, from a sum of wider ones.
 #[inline(always)]
-fn fold(sum: u64) -> u16 {
+pub(crate) fn fold(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = (sum & 0xffff) + (sum >> 16);

@@ -19,7 +19,7 @@ use crate::{
     packet::{
         ETH_LEN, ETH_P_ARP, ETH_P_IP, ETH_P_IPV6, Fragment, Frame, Packet, ether_type, parse_ip,
     },
-    policy, quota, recent, redirect, transparent,
+    policy, quota, recent, redirect, transparent, tunnel,
 };
 
 /// `TCX_NEXT`: later programs of this interface run, and then the stack.
@@ -54,6 +54,9 @@ pub(crate) fn run(ctx: &TcContext) -> i32 {
     let verdict = judge(ctx, packet, &mut trace);
     let result = finish(packet, &trace, verdict, EGRESS);
     match result {
+        DROP if config::wraps() && matches!(verdict, Err(Reason::TooBig)) => {
+            return deny_response::too_big(ctx, packet, tunnel::inner_mtu());
+        }
         DROP => return deny_response::reply(ctx, packet, &trace, verdict),
         // The mark of netfilter's rules: it has come this way, and not past the programs.
         NEXT => ctx.set_mark(mark::JUDGED),
@@ -126,6 +129,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
 
     if packet.fragment == Fragment::Later {
         let set = fragment::follow(packet, EGRESS)?;
+        tunnel::fits(ctx, packet, set)?;
         redirect::deliver(ctx, set)?;
         return Ok(match set {
             0 => Reason::Allowed,
@@ -134,6 +138,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
         });
     }
     let verdict = judge_flow(ctx, packet, trace);
+    let verdict = verdict.and_then(|mark| tunnel::guard(packet).map(|()| mark));
     let mark = match verdict {
         Ok((0, _)) if config::transparent() && transparent::is_for_proxy(ctx, packet) => {
             (mark::MAGIC_TO_PROXY, Reason::Returned)
@@ -149,6 +154,7 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
     if packet.fragment == Fragment::First {
         fragment::remember(packet, EGRESS, mark.0, true);
     }
+    tunnel::fits(ctx, packet, mark.0)?;
     redirect::deliver(ctx, mark.0)?;
     Ok(mark.1)
 }

@@ -8,6 +8,8 @@
 //!                                  sent under a pod's address is marked for local delivery
 //! ```
 //!
+//! Between nodes that carry identities (tunnel.rs), native devices have `from_net` and `to_net`.
+//!
 //! `from_pod` and `to_pod` are loaded once by each agent. They find the endpoint's
 //! settings and its policy map by the packet's interface ([`config`]). `to_proxy` is
 //! loaded once per kind of interface. Every other map is shared through its pin. `steer` is an object
@@ -31,6 +33,7 @@ mod icmp;
 mod maps;
 mod neighbour;
 mod netfilter;
+mod outside;
 mod packet;
 mod policy;
 mod policy_trie;
@@ -40,6 +43,7 @@ mod redirect;
 mod sender;
 mod to_pod;
 mod transparent;
+mod tunnel;
 mod unanswered;
 mod words;
 
@@ -67,6 +71,30 @@ pub fn closed(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn to_proxy(ctx: TcContext) -> i32 {
     transparent::run(&ctx)
+}
+
+/// Packets from other nodes: TCX ingress of a native device. Does the work of `to_proxy` too.
+#[classifier]
+pub fn from_net(ctx: TcContext) -> i32 {
+    tunnel::from_net(&ctx)
+}
+
+/// Packets to other nodes: TCX egress of a native device.
+#[classifier]
+pub fn to_net(ctx: TcContext) -> i32 {
+    tunnel::to_net(&ctx)
+}
+
+/// What the kernel unwraps by itself: TCX ingress of the tunnel's device.
+#[classifier]
+pub fn from_tunnel(ctx: TcContext) -> i32 {
+    tunnel::from_device(&ctx)
+}
+
+/// Attached to nothing: the agent runs it once.
+#[classifier]
+pub fn tunnel_probe(ctx: TcContext) -> i32 {
+    tunnel::probe(&ctx)
 }
 
 #[panic_handler]

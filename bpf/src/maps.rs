@@ -19,6 +19,9 @@ use shared_maps::{
     policystats::{self, PolicyStatsKey, PolicyStatsValue},
     quota::{self, QuotaKey},
     redirect::{self, RedirectKey, RedirectValue},
+    sources::{self, SourceKey, SourceValue},
+    tunnel::TunnelConfig,
+    world,
 };
 
 use crate::{address::Address, config, packet::Packet, policy_trie::PolicyTrie, unanswered::Flow};
@@ -132,6 +135,19 @@ pub(crate) const RECENT_FLOWS: u32 = 1 << 18;
 /// Recent redirected flows of all endpoints (see [`crate::recent`]); not pinned.
 #[map(name = "RECENT")]
 pub(crate) static RECENT: Array<u64> = Array::with_max_entries(RECENT_FLOWS, 0);
+
+/// Blocks outside of the cluster. Like the next two, it is pinned by the agent where the tunnel has a
+/// mode; elsewhere it is as small as a map can be, and no program reads it.
+#[map(name = "cilium_world_cidrs4")]
+pub(crate) static WORLD: LpmTrie<[u8; 4], u8> =
+    LpmTrie::with_max_entries(world::MAX_ENTRIES, world::FLAGS);
+
+#[map(name = "hf_sources_v1")]
+pub(crate) static SOURCES: LruHashMap<SourceKey, SourceValue> =
+    LruHashMap::with_max_entries(sources::MAX_ENTRIES, 0);
+
+#[map(name = "hf_tunnel_v1")]
+pub(crate) static TUNNEL: Array<TunnelConfig> = Array::with_max_entries(1, 0);
 
 /// Memory for parsed packets; not pinned. The verifier does not track values in a map. With parsed
 /// values on the stack it would verify the rest of the program once for each way to parse a packet.

@@ -8,6 +8,7 @@
 //!   before anything translated it.
 //! - The source of any other packet is one that the node translated, if it is the node's own. The
 //!   kernel's connection tracking has the source before that ([`conntrack`]).
+//! - A packet of another node's pod may have come with its identity ([`crate::tunnel`]).
 //! - An address of a local pod counts only at the interface through which the node reaches it.
 //! - What remains is a sender outside: the *world*.
 //!
@@ -27,6 +28,7 @@ use crate::{
     maps::{self, LXC},
     netfilter,
     packet::Packet,
+    tunnel,
 };
 
 /// `BPF_FIB_LKUP_RET_SUCCESS`, and `BPF_FIB_LKUP_RET_NO_NEIGH`: the route is found.
@@ -38,6 +40,8 @@ pub(crate) struct Sender {
     pub(crate) identity: u32,
     /// The endpoint that receives it: no policy parts a pod from itself.
     pub(crate) is_receiver: bool,
+    /// Whether the packet came by the tunnel, which names the sender.
+    pub(crate) by_tunnel: bool,
 }
 
 /// The sender of a packet that arrived at interface `arrival`.
@@ -48,25 +52,29 @@ pub(crate) fn of_forwarded(ctx: &TcContext, packet: &Packet, arrival: u32) -> Se
         return Sender {
             identity: of_endpoint(slot, packet.family),
             is_receiver: slot == config::slot(),
+            by_tunnel: false,
         };
     }
-    if let Some(identity) = of_address(ctx, packet.saddr, packet.family, arrival) {
+    if let Some((identity, by_tunnel)) = of_address(ctx, packet.saddr, packet.family, arrival) {
         return Sender {
             identity,
             is_receiver: false,
+            by_tunnel,
         };
     }
     if let Some(before) = netfilter::source(ctx, packet.family)
-        && let Some(identity) = of_address(ctx, before, packet.family, arrival)
+        && let Some((identity, by_tunnel)) = of_address(ctx, before, packet.family, arrival)
     {
         return Sender {
             identity,
             is_receiver: config::is_own_v4(before) || config::is_own_v6(before),
+            by_tunnel,
         };
     }
     Sender {
         identity: IdentityId::world_of(packet.family, config::dual_stack()).0,
         is_receiver: false,
+        by_tunnel: false,
     }
 }
 
@@ -81,10 +89,10 @@ fn of_endpoint(slot: u32, family: u8) -> u32 {
     maps::identity_of(address.bytes(), family).unwrap_or(identity)
 }
 
-/// Identity of an address from which a packet came in at `arrival`. `None` if the address belongs
-/// to this node or to a pod of it, and the interface does not.
+/// Identity of an address from which a packet came in at `arrival`, and whether it came by the tunnel.
+/// `None` if the address belongs to this node or to a pod of it, and the interface does not.
 #[inline(never)]
-fn of_address(ctx: &TcContext, address: Address, family: u8, arrival: u32) -> Option<u32> {
+fn of_address(ctx: &TcContext, address: Address, family: u8, arrival: u32) -> Option<(u32, bool)> {
     let key = LxcKey {
         ip: address.bytes(),
         family,
@@ -92,12 +100,18 @@ fn of_address(ctx: &TcContext, address: Address, family: u8, arrival: u32) -> Op
         cluster_id: 0,
     };
     // SAFETY: the map is not preallocated, values stay until the grace period.
-    if let Some(value) = unsafe { LXC.get(key) }
-        && (value.flags & FLAG_HOST != 0 || !is_reached_through(ctx, address, family, arrival))
-    {
-        return None;
+    if let Some(value) = unsafe { LXC.get(key) } {
+        if value.flags & FLAG_HOST != 0 || !is_reached_through(ctx, address, family, arrival) {
+            return None;
+        }
+        return Some((maps::identity_or_world(address, family), false));
     }
-    Some(maps::identity_or_world(address, family))
+    if let Some(identity) = tunnel::identity_of_source(address, family) {
+        return Some((identity, true));
+    }
+    let identity = maps::identity_or_world(address, family);
+    tunnel::count_plain(ctx, identity);
+    Some((identity, false))
 }
 
 /// Whether the node reaches `address` through this interface: for a pod at a bridge, that is the

@@ -3,7 +3,7 @@
 use aya_ebpf::{helpers::bpf_sk_fullsock, programs::TcContext};
 use shared_maps::{
     FAMILY_IPV4, FAMILY_IPV6, IdentityId,
-    conntrack::{DIR_IN, DIR_OUT, FLAG_FROM_PROXY},
+    conntrack::{DIR_IN, DIR_OUT, FLAG_FROM_PROXY, FLAG_FROM_TUNNEL},
     event::Reason,
     mark,
     policy::INGRESS,
@@ -89,6 +89,7 @@ impl Origin {
                 IdentityId::HOST.0
             },
             is_receiver: false,
+            by_tunnel: false,
         }
     }
 }
@@ -214,6 +215,7 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
     let Sender {
         identity,
         is_receiver,
+        by_tunnel,
     } = origin.sender(ctx, packet);
     trace.remote_identity = identity;
     if is_receiver {
@@ -229,7 +231,12 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
     } else {
         identity
     };
-    match conntrack::forward(packet, DIR_IN, Side::Remote, origin.kind(), opened_by) {
+    let kind = if by_tunnel {
+        FLAG_FROM_TUNNEL
+    } else {
+        origin.kind()
+    };
+    match conntrack::forward(packet, DIR_IN, Side::Remote, kind, opened_by) {
         Forwarded::Known => {}
         Forwarded::New => trace.new = true,
         Forwarded::Full => events::count(Reason::ConntrackFull, packet.len),

@@ -4,6 +4,9 @@
 //! returns its verdict. Maps and verifier are the kernel's.
 
 pub mod node;
+pub mod tunnel;
+
+pub use crate::packet::MAC;
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,6 +21,7 @@ use agent_core::datapath::{
 use agent_datapath::{
     deny_response::DenyResponses,
     kernel::{KernelConfig, KernelDatapath, MapSizes},
+    tunnel::Tunnel,
 };
 use anyhow::{Context, Result, bail, ensure};
 use aya::{TestRun, TestRunOptions};
@@ -42,8 +46,6 @@ pub const IFINDEX: u32 = 4242;
 pub const LOOPBACK: u32 = 1;
 /// An interface that is no endpoint's.
 const UPLINK: u32 = 4300;
-/// MAC address of the pod's end.
-pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];
 /// IPv4 address of the pod's end.
 pub const POD4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 2));
 /// IPv6 address of the pod's end.
@@ -118,6 +120,7 @@ impl Datapath for NoFiles {
 pub struct Kernel {
     root: Root,
     datapath: KernelDatapath,
+    tunnel: Option<Tunnel>,
     counters: Map<u32, Counter>,
 }
 
@@ -196,7 +199,8 @@ impl Kernel {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("/sys/fs/bpf/hf-kernel-{}-{number}", std::process::id());
         let root = Root(PathBuf::from(name));
-        let mut datapath = KernelDatapath::prepare(&config(&root.0), Box::new(NoFiles))
+        let config = config(&root.0);
+        let mut datapath = KernelDatapath::prepare(&config, Box::new(NoFiles))
             .context("prepare the datapath (this needs root and a BPF file system)")?;
         datapath.apply(&Step::CreatePolicyMap(ENDPOINT))?;
         for peer in [PEER4, PEER6] {
@@ -209,11 +213,16 @@ impl Kernel {
             MapKind::PerCpuArray,
             Access::ReadOnly,
         )?;
-        Ok(Self {
+        let mut kernel = Self {
             root,
             datapath,
+            tunnel: None,
             counters,
-        })
+        };
+        if let Some(settings) = config.tunnel {
+            kernel.prepare_tunnel(settings)?;
+        }
+        Ok(kernel)
     }
 
     /// Paths of the pinned maps under the BPF root of this test.
@@ -472,6 +481,7 @@ pub fn config(root: &Path, dual: bool) -> KernelConfig {
         tcx: crate::config::variable("HOLDFAST_ENABLE_TCX").as_deref() != Some("false"),
         dns_quota: 0,
         deny_responses: DenyResponses::default(),
+        tunnel: None,
         sdp_group: 0,
     }
 }

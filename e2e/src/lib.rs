@@ -18,6 +18,7 @@ pub mod cni;
 pub mod config;
 pub mod cri;
 pub mod dns;
+pub mod fleet;
 pub mod guide;
 pub mod ha;
 pub mod hostile;

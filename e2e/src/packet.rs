@@ -7,6 +7,9 @@ pub const SYN: u8 = 0x02;
 pub const RST: u8 = 0x04;
 pub const ACK: u8 = 0x10;
 
+/// MAC address of the pod's end in the kernel tests.
+pub const MAC: [u8; 6] = [0x02, 0x42, 0x0a, 0x09, 0x01, 0x02];
+
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -220,7 +223,7 @@ impl Packet {
 /// An Ethernet frame with the MAC of the endpoint under test as its source.
 pub fn ethernet(ether_type: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1];
-    frame.extend(crate::kernel::MAC);
+    frame.extend(MAC);
     frame.extend(ether_type.to_be_bytes());
     frame.extend(payload);
     frame

@@ -37,6 +37,9 @@ pub const FLAG_TX_CLOSING: u16 = 1 << 1;
 pub const FLAG_SEEN_NON_SYN: u16 = 1 << 4;
 /// Value flag of a [`DIR_IN`] entry: a proxy of this node opened the flow (Cilium's `from_l7lb`).
 pub const FLAG_FROM_PROXY: u16 = 1 << 8;
+/// Value flag of a [`DIR_IN`] entry: the opening packet was wrapped, and named the identity of its
+/// sender (Cilium's `from_tunnel`).
+pub const FLAG_FROM_TUNNEL: u16 = 1 << 10;
 /// Value flag of Holdfast, in a bit that Cilium reserves: the other side answered. For TCP: both
 /// sides sent a segment other than a SYN.
 pub const FLAG_ANSWERED: u16 = 1 << 15;

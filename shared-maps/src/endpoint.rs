@@ -5,8 +5,8 @@
 //! here is pinned: the maps belong to the programs that one run of an agent loads.
 
 /// Symbol of the read-only global (`u32`) with [`DUAL_STACK`], [`TRANSPARENT`], [`NO_LINK_HEADER`],
-/// [`DENY_RESPONSE_ICMP`] and [`DENY_RESPONSE_DNS`], which are the same for all interfaces of a
-/// loaded program.
+/// [`DENY_RESPONSE_ICMP`], [`DENY_RESPONSE_DNS`] and those of [`crate::tunnel`], which are the same for
+/// all interfaces of a loaded program.
 pub const NODE_FLAGS: &str = "NODE_FLAGS";
 /// Map: slot (`u32`) by interface (`u32`), for interfaces below [`LOW_INTERFACES`]; 0 is no slot.
 /// Nothing passes an interface without a slot.

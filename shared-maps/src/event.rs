@@ -38,6 +38,16 @@ crate::words! {
         LinkLocal = 3 => "link_local",
         /// The packet is a DNS server's answer to a query that a proxy sent from the pod's address.
         Returned = 4 => "returned",
+        /// A packet to a pod of another node, sent with the sender's identity (--high-scale-ipcache full).
+        Wrapped = 5 => "wrapped",
+        /// A packet of another node's pod, which came with its identity.
+        Unwrapped = 6 => "unwrapped",
+        /// Like wrapped, to an address outside of every known block of pods: the list of blocks outside of
+        /// the cluster lacks it.
+        WrappedOutside = 7 => "wrapped_outside",
+        /// A packet of another node's pod, as the ipcache says, that came without its identity although this
+        /// node unwraps packets (--high-scale-ipcache): the other node does not wrap them.
+        Plain = 8 => "plain",
         // Dropped.
         /// No policy entry allows the packet.
         PolicyDenied = 16 => "policy_denied",
@@ -67,6 +77,12 @@ crate::words! {
         /// The interface leads to a pod of an endpoint document, but the agent has not found the
         /// endpoint yet. `holdfast-agent status` gives the reason.
         NoEndpoint = 27 => "no_endpoint",
+        /// The packet is from a pod to the port of the tunnel between nodes. Only nodes may send to it.
+        TunnelPort = 28 => "tunnel_port",
+        /// The packet is of the tunnel between nodes, and no node sends such a packet: it has no identity or
+        /// one that means nothing here, other addresses inside than outside, a source outside of the
+        /// cluster or of this node, or it is a fragment.
+        TunnelForged = 29 => "tunnel_forged",
         /// The frame is from a pod, but its source MAC is not the pod's.
         SourceMac = 30 => "source_mac",
         /// The packet is to a pod, but the pod does not have the destination address. Or it is from
@@ -82,19 +98,24 @@ crate::words! {
         /// An endpoint reached its quota of unanswered connections, fragmented datagrams or DNS
         /// servers. The program removed the endpoint's oldest entry for a new one.
         Displaced = 34 => "displaced",
+        // Dropped too: the numbers from 16 to 31 are in use.
+        /// A packet to a pod of another node that is too long to be wrapped. An ICMP error gives the pod
+        /// the length that fits.
+        TooBig = 48 => "too_big",
     }
 }
 
 impl Reason {
     /// Whether it counts a failure or an eviction in the datapath and not a packet's verdict.
     pub const fn is_trouble(self) -> bool {
-        self as u8 >= 32
+        let n = self as u8;
+        n >= 32 && n < 48
     }
 
     /// Whether the packet was dropped.
     pub const fn is_drop(self) -> bool {
         let n = self as u8;
-        n >= 16 && n < 32
+        (n >= 16 && n < 32) || n >= 48
     }
 }
 

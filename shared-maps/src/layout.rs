@@ -13,7 +13,10 @@ use crate::{
     policystats::{PolicyStatsKey, PolicyStatsValue},
     quota::QuotaKey,
     redirect::{RedirectKey, RedirectValue},
+    sources::{SourceKey, SourceValue},
     steering::Slot,
+    tunnel::TunnelConfig,
+    world::WorldKey,
 };
 
 /// Checks a type's size and the offsets of its named fields.
@@ -56,3 +59,7 @@ layout!(Counter, size 16, packets @ 0, bytes @ 8);
 layout!(EndpointConfig, size 104, identity @ 0, ifindex @ 4, ipv6 @ 8, ipv4 @ 24, id @ 28,
     mac @ 30, gateway_mac @ 36, flags @ 42, on_link_bits @ 43, bridge_mac @ 44,
     on_link_bits4 @ 50, pad @ 51, link_locals @ 56, node_link_locals @ 72);
+layout!(WorldKey, size 8, prefix_len @ 0, ip @ 4);
+layout!(SourceKey, size 4, ip @ 0);
+layout!(SourceValue, size 8, identity @ 0, seen @ 4);
+layout!(TunnelConfig, size 12, device @ 0, mtu @ 4, port @ 8, flags @ 10);

@@ -31,10 +31,13 @@ pub mod policy;
 pub mod policystats;
 pub mod quota;
 pub mod redirect;
+pub mod sources;
 pub mod steering;
+pub mod tunnel;
 #[cfg(feature = "user")]
 pub mod user;
 mod words;
+pub mod world;
 
 pub use byteorder::Be16;
 pub use identity::{EndpointId, IdentityId};

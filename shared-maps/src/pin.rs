@@ -9,6 +9,12 @@ pub const GLOBALS: &str = "tc/globals";
 pub const LINKS: &str = "holdfast/links";
 /// Directory of the links of `to_proxy`, below the root.
 pub const TO_PROXY_LINKS: &str = "holdfast/links/to_proxy";
+/// Directory of the links of `from_net`, below the root.
+pub const FROM_NET_LINKS: &str = "holdfast/links/from_net";
+/// Directory of the links of `to_net`, below the root.
+pub const TO_NET_LINKS: &str = "holdfast/links/to_net";
+/// Directory of the link that closes the tunnel's device towards the node, below the root.
+pub const TUNNEL_LINKS: &str = "holdfast/links/tunnel";
 /// Directory of the links of `closed`, below the root: one sub-directory per endpoint document.
 pub const CLOSED_LINKS: &str = "holdfast/links/closed";
 /// Directory below the root. It exists, empty, while transparent mode is on: the datapath then

@@ -15,8 +15,11 @@ use shared_maps::{
     policy::{self, PolicyKey, PolicyValue},
     policystats::{PolicyStatsKey, PolicyStatsValue},
     redirect::{RedirectKey, RedirectValue},
+    sources::{SourceKey, SourceValue},
     steering::{self, Slot},
+    tunnel::TunnelConfig,
     user::Record,
+    world::{self, WorldKey},
 };
 
 const ZERO12: &str = "000000000000000000000000";
@@ -451,4 +454,32 @@ fn reasons_fit_the_counters_and_have_words_of_their_own() {
         assert!(u32::from(reason as u8) < shared_maps::event::COUNTERS);
         assert!(words.insert(reason.as_str()), "{}", reason.as_str());
     }
+}
+
+#[test]
+fn blocks_of_the_world() {
+    let key = WorldKey::new([10, 0, 0, 0], 8).expect("a block");
+    golden(key, &["08000000", "0a000000"]);
+    golden(world::PRESENT, &["01"]);
+}
+
+#[test]
+fn sources_of_wrapped_packets() {
+    golden(SourceKey { ip: POD4 }, &["0a000105"]);
+    let value = SourceValue {
+        identity: 4242,
+        seen: 0x0102_0304,
+    };
+    golden(value, &["92100000", "04030201"]);
+}
+
+#[test]
+fn what_the_programs_are_told_of_the_tunnel() {
+    let config = TunnelConfig {
+        device: 7,
+        mtu: 1500,
+        port: 8472,
+        flags: 1,
+    };
+    golden(config, &["07000000", "dc050000", "1821", "0100"]);
 }

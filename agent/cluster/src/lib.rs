@@ -55,6 +55,8 @@ pub struct ApiSettings {
 #[derive(Clone, Debug)]
 pub struct Here {
     pub node: String,
+    /// Part of the node in the tunnel between nodes, which its CiliumNode names.
+    pub high_scale: Option<&'static str>,
     /// Kinds that are watched.
     pub resources: &'static [Resource],
     /// Nothing is written in the cluster: neither the object about this node nor reports.

@@ -32,6 +32,8 @@ pub struct RelayConfig {
     pub has_service_blocks: bool,
     /// Identities of the cluster are objects (`--identity-allocation=cluster`): the relay sends them.
     pub has_identities: bool,
+    /// `--with-world-cidrs` is given: the relay sends CiliumWorldCIDRs.
+    pub has_world_cidrs: bool,
     /// Address on which the relay accepts agents.
     pub listen: SocketAddr,
     /// None = plain text, on loopback only.

@@ -32,13 +32,36 @@ pub(crate) enum Absence {
 }
 
 /// Kinds that agents and relays watch. Namespaces come before pods: then pods are complete at once.
-pub const RESOURCES: &[Resource] = match WITH_IDENTITIES.split_last() {
-    Some((_identity, others)) => others,
+pub const RESOURCES: &[Resource] = without_last(WITH_IDENTITIES);
+
+/// The same, of a cluster whose identities are objects (`--identity-allocation=cluster`).
+pub const WITH_IDENTITIES: &[Resource] = match ALL.split_first() {
+    Some((_world, others)) => others,
     None => &[],
 };
 
-/// The same, of a cluster whose identities are objects (`--identity-allocation=cluster`).
-pub const WITH_IDENTITIES: &[Resource] = &[
+/// As [`RESOURCES`], of nodes with a part in the tunnel between nodes (`--high-scale-ipcache`).
+const WITH_WORLD: &[Resource] = without_last(ALL);
+
+/// Kinds to watch. `identities`: identities are objects. `world`: nodes have a part in the tunnel.
+pub fn watched(identities: bool, world: bool) -> &'static [Resource] {
+    match (identities, world) {
+        (false, false) => RESOURCES,
+        (true, false) => WITH_IDENTITIES,
+        (false, true) => WITH_WORLD,
+        (true, true) => ALL,
+    }
+}
+
+const fn without_last(all: &'static [Resource]) -> &'static [Resource] {
+    match all.split_last() {
+        Some((_last, others)) => others,
+        None => &[],
+    }
+}
+
+const ALL: &[Resource] = &[
+    CILIUM_WORLD_CIDRS,
     NAMESPACE,
     POD,
     SERVICE,
@@ -161,6 +184,14 @@ const DNS_NAME_RESOLVER: Resource = Resource {
     absence: Absence::Optional,
 };
 
+const CILIUM_WORLD_CIDRS: Resource = Resource {
+    kind: "CiliumWorldCIDRs",
+    version: "cilium.io/v2alpha1",
+    plural: "ciliumworldcidrs",
+    selector: "",
+    absence: Absence::Optional,
+};
+
 const CILIUM_IDENTITY: Resource = Resource {
     kind: "CiliumIdentity",
     version: "cilium.io/v2",
@@ -188,19 +219,23 @@ impl Resource {
 
     /// The chart's values that install its definition, in words.
     pub(crate) fn installed_by(&self) -> &'static str {
-        match self.absence == Absence::Numbers {
-            true => "chart values identities.mode=cluster and crds.install",
-            false => "chart value crds.install",
+        match self.kind {
+            "CiliumIdentity" => "chart values identities.mode=cluster and crds.install",
+            "CiliumWorldCIDRs" => "chart values highScale.mode and crds.install",
+            _ => "chart value crds.install",
         }
     }
 
     /// The role of the chart with the rights to read it, in words.
     pub(crate) fn role(&self) -> &'static str {
-        match self.absence == Absence::Numbers {
-            true => {
+        match self.kind {
+            "CiliumIdentity" => {
                 "the ClusterRole holdfast-identities-reader (chart value identities.mode=cluster)"
             }
-            false => "the agent's ClusterRole, as the chart has it",
+            "CiliumWorldCIDRs" => {
+                "the ClusterRole holdfast-high-scale-reader (chart value highScale.mode)"
+            }
+            _ => "the agent's ClusterRole, as the chart has it",
         }
     }
 
@@ -218,11 +253,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identities_are_the_only_kind_that_the_mode_adds() {
+    fn each_mode_adds_one_kind_and_no_other() {
         let kinds = |all: &[Resource]| all.iter().map(|one| one.kind).collect::<Vec<_>>();
-        let mut added = kinds(WITH_IDENTITIES);
-        added.retain(|kind| !kinds(RESOURCES).contains(kind));
-        assert_eq!(added, ["CiliumIdentity"]);
-        assert_eq!(RESOURCES.len() + 1, WITH_IDENTITIES.len());
+        for (identities, world, expected) in [
+            (false, false, vec![]),
+            (true, false, vec!["CiliumIdentity"]),
+            (false, true, vec!["CiliumWorldCIDRs"]),
+            (true, true, vec!["CiliumWorldCIDRs", "CiliumIdentity"]),
+        ] {
+            let mut added = kinds(watched(identities, world));
+            let count = added.len();
+            added.retain(|kind| !kinds(RESOURCES).contains(kind));
+            assert_eq!(added, expected);
+            assert_eq!(RESOURCES.len() + expected.len(), count);
+        }
     }
 }

@@ -24,6 +24,7 @@ use std::collections::BTreeSet;
 use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
+mod carried;
 mod changes;
 pub mod clean;
 pub mod config;
@@ -303,6 +304,7 @@ impl State {
         for id in left {
             self.remove_endpoint(id);
         }
+        self.share_numbers();
         self.proxies.publication.begin_first_revision();
         self.await_names();
         self.hold_endpoints();

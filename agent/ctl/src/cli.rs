@@ -72,9 +72,11 @@ pub(crate) async fn run(command: Command) -> Result<()> {
             let policies: Policies = Client::new(args.admin_socket()).get("/v1/policies").await?;
             print(args.output(), &policies, show::policies)
         }
-        Command::Policy(PolicyCommand::Validate { files, form }) => {
-            policy::validate(&files, form.output)
-        }
+        Command::Policy(PolicyCommand::Validate {
+            files,
+            pruned,
+            form,
+        }) => policy::validate(&files, pruned, form.output),
         Command::Policy(PolicyCommand::Trace(args)) => trace::run(&args).await,
         Command::Policy(PolicyCommand::Render(args)) => render::run(&args),
         Command::Identity(command) => identity::run(command).await,

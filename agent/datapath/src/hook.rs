@@ -54,7 +54,17 @@ impl fmt::Display for Attach {
 }
 
 /// Programs that this product attaches to interfaces.
-const OURS: [&str; 4] = ["from_pod", "to_pod", "to_proxy", "closed"];
+const OURS: [&str; 7] = [
+    "from_pod",
+    "to_pod",
+    "to_proxy",
+    "closed",
+    "from_net",
+    "to_net",
+    "from_tunnel",
+];
+/// Programs that judge no endpoint's packets: a program before them bypasses no policy.
+const JUDGE_NOTHING: [&str; 3] = ["to_proxy", "from_net", "to_net"];
 
 /// A program and where it is attached.
 #[derive(Clone, Copy)]
@@ -283,8 +293,7 @@ fn put_filter(
         .map_err(|error| failed(hook, ifindex, &error))?;
     pin_program(path, fd.as_fd()).map_err(|error| pinned(path, &error))?;
     match before {
-        // `to_proxy` enforces no policy: a filter before it bypasses none.
-        Some(before) if hook.program != TO_PROXY.program => {
+        Some(before) if !JUDGE_NOTHING.contains(&hook.program) => {
             let reason = format!(
                 "{before} runs before it and may pass packets without a policy verdict; remove that \
                  filter, or what adds it"
@@ -304,7 +313,7 @@ fn put_link(
 ) -> Result<(), ProgramError> {
     let old = pinned_link(path)?;
     // A link keeps its place in the chain: one that is not the first is replaced.
-    let overtaken = hook.program != TO_PROXY.program
+    let overtaken = !JUDGE_NOTHING.contains(&hook.program)
         && matches!(
             hook.fault(path, ifindex, None),
             Ok(Some(ProgramFault::NotFirst { .. }))
@@ -495,6 +504,9 @@ fn of_pin(path: &Path) -> Option<(&'static str, (u32, Direction))> {
         "from_pod" => ("from_pod", Direction::Ingress),
         "to_pod" => ("to_pod", Direction::Egress),
         "to_proxy" => ("to_proxy", Direction::Ingress),
+        "from_net" => ("from_net", Direction::Ingress),
+        "to_net" => ("to_net", Direction::Egress),
+        "from_tunnel" => ("from_tunnel", Direction::Ingress),
         "in" | "left-in" => ("closed", Direction::Ingress),
         "out" | "left-out" => ("closed", Direction::Egress),
         _ => return None,
@@ -534,6 +546,7 @@ mod tests {
         assert_eq!(place("from_pod_5"), Some((5, Direction::Ingress)));
         assert_eq!(place("to_pod_5"), Some((5, Direction::Egress)));
         assert_eq!(place("to_proxy_2"), Some((2, Direction::Ingress)));
+        assert_eq!(place("to_net_3"), Some((3, Direction::Egress)));
         assert_eq!(place("left-out_9"), Some((9, Direction::Egress)));
         assert_eq!(of_pin(Path::new("left-out_9")).unwrap().0, "closed");
         assert_eq!(place("steer"), None);

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     hook,
     program::{ProgramError, Programs},
+    tunnel,
 };
 
 /// How long a new interface may be without the program.
@@ -194,7 +195,7 @@ impl Interfaces {
         forget(&dir, &wanted)
     }
 
-    /// Every interface but loopback and the pods'.
+    /// Every interface but loopback, the pods' and those whose `from_net` does the same.
     async fn wanted(&self) -> Result<BTreeMap<u32, Begin>, InterfacesError> {
         let (connection, handle, _messages) = rtnetlink::new_connection()?;
         let list = async {
@@ -211,6 +212,10 @@ impl Interfaces {
             found = list => found?,
             () = connection => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
         };
+        if self.programs.unwraps() {
+            let unwrapping = tunnel::unwrapping(&self.globals);
+            found.retain(|ifindex, _| !unwrapping.contains(ifindex));
+        }
         for (_, endpoint) in self.globals.lxc(Access::ReadOnly)?.entries()?.found {
             found.remove(&endpoint.ifindex);
         }

@@ -39,6 +39,7 @@ use super::{
     notes,
     program::{ProgramError, ProgramSettings, Programs, Quotas},
     root::{RootError, make_dirs},
+    tunnel::{self, TunnelSettings},
 };
 
 /// Between two attempts to sweep the notes.
@@ -139,6 +140,8 @@ pub struct KernelConfig {
     pub dns_quota: u32,
     /// Replies to packets that egress policy denies.
     pub deny_responses: DenyResponses,
+    /// The tunnel between nodes; none: the node has no part in it.
+    pub tunnel: Option<TunnelSettings>,
     /// Group of the proxies: it may read what they read and write what they write.
     pub sdp_group: u32,
 }
@@ -211,6 +214,9 @@ impl KernelDatapath {
         let globals = Globals::new(&config.bpf_root);
         make_dirs(&config.bpf_root)?;
         let (lxc, ipcache) = make_maps(&globals, config.sizes)?;
+        if config.tunnel.is_some() {
+            tunnel::make_maps(&globals)?;
+        }
         share(&globals, config.sdp_group)?;
         let programs = match loaded {
             Some(programs) => programs,
@@ -514,6 +520,7 @@ pub(super) fn program_settings(config: &KernelConfig) -> Result<ProgramSettings,
         responses: config.deny_responses,
         quotas,
         policy_entries: config.sizes.policy,
+        tunnel: config.tunnel.as_ref().map(|tunnel| tunnel.mode),
         attach,
     })
 }

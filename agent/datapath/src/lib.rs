@@ -25,6 +25,7 @@ pub mod routing;
 mod slots;
 pub mod sysctl;
 pub mod tracked;
+pub mod tunnel;
 pub mod unclaimed;
 pub mod upkeep;
 pub mod warm;

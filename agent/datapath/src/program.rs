@@ -37,6 +37,7 @@ use shared_maps::{
     pin,
     policy::{PolicyKey, PolicyValue},
     quota::PACKET_INTERVAL,
+    tunnel::UNWRAP,
     user::{Globals, Map, MapError, MapKind, MapOfMaps, Record},
 };
 
@@ -48,6 +49,7 @@ use super::{
     hook::{self, Attach, Hook, grouped, pinned, pinned_handles, put, release},
     kernel_layout,
     slots::{SlotMaps, SlotSizes, Slots},
+    tunnel::{self, TunnelMode},
 };
 
 /// The programs, built by `cargo xtask bpf`.
@@ -122,6 +124,8 @@ pub struct ProgramSettings {
     pub quotas: Quotas,
     /// Entries that new policy maps have room for.
     pub policy_entries: u32,
+    /// Part of the node in the tunnel between nodes, if it has one.
+    pub tunnel: Option<TunnelMode>,
     pub attach: Attach,
 }
 
@@ -130,10 +134,12 @@ pub struct ProgramSettings {
 pub struct Programs {
     globals: Globals,
     links: PathBuf,
-    /// [`DUAL_STACK`], [`TRANSPARENT`] and those of [`DenyResponses`].
-    node: u8,
-    /// Whether they reply to denied packets.
+    /// [`DUAL_STACK`], [`TRANSPARENT`], those of [`DenyResponses`] and of [`TunnelMode`].
+    node: u32,
+    /// Whether they reply to packets that they drop.
     replies: bool,
+    /// Whether the node has a mode of the tunnel.
+    has_tunnel: bool,
     quotas: Quotas,
     policy_entries: u32,
     attach: Attach,
@@ -157,6 +163,7 @@ impl Programs {
             responses,
             quotas,
             policy_entries,
+            tunnel,
             attach,
         } = settings;
         let flags = [(dual_stack, DUAL_STACK), (transparent, TRANSPARENT)];
@@ -164,8 +171,10 @@ impl Programs {
         Self {
             globals: globals.clone(),
             links: globals.root().join(pin::LINKS),
-            node: flags.fold(responses.flags(), |flags, (_, flag)| flags | flag),
-            replies: responses != DenyResponses::default(),
+            node: u32::from(flags.fold(responses.flags(), |flags, (_, flag)| flags | flag))
+                | tunnel.map_or(0, TunnelMode::flags),
+            replies: responses != DenyResponses::default() || tunnel == Some(TunnelMode::Full),
+            has_tunnel: tunnel.is_some(),
             quotas,
             policy_entries,
             attach,
@@ -216,7 +225,7 @@ impl Programs {
     fn load_for(&self, layout: u32) -> Result<Loaded, ProgramError> {
         let has_layout = layout != 0;
         let layout = layout.to_ne_bytes();
-        let flags = u32::from(self.node).to_ne_bytes();
+        let flags = self.node.to_ne_bytes();
         let interval = self.quotas.packet_interval().to_ne_bytes();
         let mut loader = EbpfLoader::new();
         loader
@@ -227,6 +236,7 @@ impl Programs {
         if !self.replies {
             loader.map_max_entries(DENY_CLOCKS, 1);
         }
+        self.place_tunnel_maps(&mut loader);
         let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
         let maps = SlotMaps {
             interfaces: map(&ebpf, INTERFACES, MapKind::Array)?,
@@ -249,6 +259,22 @@ impl Programs {
             ebpf,
             slots: Slots::new(maps, sizes),
         })
+    }
+
+    /// The maps of the tunnel are shared by their pins where the node has a mode. Elsewhere nothing of
+    /// it exists but maps of one entry, which no program reads.
+    fn place_tunnel_maps(&self, loader: &mut EbpfLoader<'_>) {
+        for name in tunnel::PINS {
+            match self.has_tunnel {
+                true => loader.map_pin_path(name, self.globals.path(name)),
+                false => loader.map_max_entries(name, 1),
+            };
+        }
+    }
+
+    /// Whether packets of the tunnel are unwrapped.
+    pub(super) fn unwraps(&self) -> bool {
+        self.node & UNWRAP != 0
     }
 
     /// Makes a policy map, which is not pinned, for an endpoint that has none.

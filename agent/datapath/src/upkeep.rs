@@ -27,7 +27,7 @@ use super::{
     nf_tables::TableEvents,
     nftables::{self, Family},
     root::make_dirs,
-    routing,
+    routing, tunnel,
     unclaimed::ClosedNames,
 };
 
@@ -357,11 +357,11 @@ impl Upkeep {
     fn check_pins(&mut self) {
         let mut lost = Vec::new();
         let mut failed = Vec::new();
-        for name in kernel::SHARED_PINS {
+        for name in kernel::SHARED_PINS.into_iter().chain(tunnel::PINS) {
             let outcome = match self.pins.get(name) {
                 Some(held) if held.is_pinned() => continue,
                 Some(held) => held.pin_again().map(|()| lost.push(name)),
-                // Made with the first endpoint's programs.
+                // Made with the first endpoint's programs, or with a mode of the tunnel.
                 None => HeldPin::open(&self.node.globals.path(name)).map(|opened| {
                     self.pins.extend(opened.map(|held| (name, held)));
                 }),

@@ -13,6 +13,7 @@ use super::{
     closed,
     kernel::{KernelConfig, SHARED_PINS, SetUpError, program_settings},
     program::{ProgramError, Programs},
+    tunnel,
 };
 
 /// Loaded programs that are attached nowhere.
@@ -50,7 +51,8 @@ impl Warm {
     pub fn load(config: &KernelConfig) -> Result<Self, NotWarm> {
         let globals = Globals::new(&config.bpf_root);
         let mut pins = Vec::new();
-        for name in SHARED_PINS {
+        let of_tunnel = config.tunnel.iter().flat_map(|_| tunnel::PINS);
+        for name in SHARED_PINS.into_iter().chain(of_tunnel) {
             let opened = HeldPin::open(&globals.path(name));
             let pin = opened.map_err(|error| NotWarm::Pin(name, error))?;
             pins.push(pin.ok_or(NotWarm::NoPin(name))?);

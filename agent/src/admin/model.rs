@@ -9,7 +9,9 @@ use agent_core::{
     },
     policy::trace::RuleView,
 };
-use agent_datapath::{features::KernelView, quota::QuotaView, upkeep::RepairsView};
+use agent_datapath::{
+    features::KernelView, quota::QuotaView, tunnel::TunnelView, upkeep::RepairsView,
+};
 use dns_policy::epoch::Epoch;
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +62,9 @@ pub struct Status {
     /// What the agent does about CiliumIdentity objects; none = it makes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identities: Option<IdentitiesView>,
+    /// The tunnel between nodes; none = this node has no part in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel: Option<TunnelView>,
     /// Containers and interfaces of endpoint documents that are not there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<String>,

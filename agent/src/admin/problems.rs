@@ -7,6 +7,7 @@ use agent_core::{
     core::snapshot::Summary, first_of::first_of, kubernetes::unattended::LEFT,
     name_objects::MAX_OBJECTS,
 };
+use agent_datapath::tunnel::TunnelView;
 use daemon::lookup::Lookup;
 use shared_maps::EndpointId;
 
@@ -54,6 +55,24 @@ pub(super) fn identities(identities: &IdentitiesView) -> impl Iterator<Item = St
         )
     });
     let all: Vec<String> = made.chain(led).chain(limited).chain(vanished).collect();
+    all.into_iter()
+}
+
+/// Nodes behind are lost to this one's pods, and what is not wrapped carries no identity.
+pub(super) fn tunnel(tunnel: &TunnelView) -> impl Iterator<Item = String> + use<> {
+    let fault = tunnel.fault.iter();
+    let fault = fault.map(|fault| format!("the tunnel between nodes: {fault}"));
+    let world = tunnel.world_problem.iter().cloned();
+    let behind = Some(&tunnel.behind).filter(|behind| !behind.is_empty() && tunnel.wraps);
+    let behind = behind.map(|behind| {
+        format!(
+            "{} of the cluster's nodes do not unwrap packets, and pods there get none from this node: {}; start their \
+             agents with --high-scale-ipcache=decap-only",
+            behind.len(),
+            first_of(behind, NODES)
+        )
+    });
+    let all: Vec<String> = fault.chain(world).chain(behind).collect();
     all.into_iter()
 }
 

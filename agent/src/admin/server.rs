@@ -19,7 +19,7 @@ use agent_core::{
         trace::{FlowDirection, Port},
     },
 };
-use agent_datapath::upkeep::Conditions;
+use agent_datapath::{tunnel::TunnelStatus, upkeep::Conditions};
 use daemon::http_server::{self, Admission, Socket};
 use dns_policy::{boot_time::BootTime, epoch::Epoch, pattern, rule::NameRule};
 use http_body_util::Full;
@@ -87,6 +87,8 @@ pub struct Admin {
     pub resolver: Option<ResolverHandle>,
     /// What makes CiliumIdentity objects.
     pub identities: Option<Identities>,
+    /// The tunnel between nodes; none = this node has no part in it.
+    pub tunnel: Option<TunnelStatus>,
     /// Why new pods may not get the CNI plugin.
     pub cni: CniCondition,
     /// The limit on descriptors is too low: why, and the remedy.

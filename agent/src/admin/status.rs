@@ -2,7 +2,7 @@
 
 use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::core::{Core, snapshot::Summary};
-use agent_datapath::{features::KernelView, quota, upkeep::Part};
+use agent_datapath::{features::KernelView, quota, tunnel::TunnelStatus, upkeep::Part};
 
 use super::{model::Status, problems, server::Admin};
 use crate::{
@@ -34,6 +34,8 @@ impl Admin {
         let resolver = self.resolver_state(&mut problems).await;
         let identities = self.identities.as_ref().map(Identities::view);
         problems.extend(identities.iter().flat_map(problems::identities));
+        let tunnel = self.tunnel.as_ref().map(TunnelStatus::view);
+        problems.extend(tunnel.iter().flat_map(problems::tunnel));
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {
@@ -59,6 +61,7 @@ impl Admin {
             cluster,
             resolver,
             identities,
+            tunnel,
             awaited: self.endpoints.awaited(),
             standby: StandbyView::beside(&self.socket).await,
             started_open: self.endpoints.started_open(),

@@ -24,12 +24,16 @@ use dns_policy::{boot_time::BootTime, endpoint_name::NoEndpoint, name::Fqdn};
 use shared_maps::{
     EndpointId, IdentityId,
     policy::{EGRESS, INGRESS, PolicyKey, PolicyValue},
-    user::{Access, Globals, MapError, ipcache_key, lxc_key},
+    sources::{self, SourceKey, SourceValue},
+    user::{Access, Globals, Map, MapError, MapKind, ipcache_key, lxc_key, monotonic_ns},
 };
 
 use self::{backends::opposite, walk::Walk};
 use super::model::Why;
 use crate::runner::{CoreAway, CoreHandle};
+
+/// Nanoseconds.
+const MILLISECOND: u64 = 1_000_000;
 
 /// A question to `why`: whether the endpoint and the target can exchange packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +107,8 @@ type LxcRead = (IpAddr, Option<(u16, u32)>);
 struct AddressRead {
     /// Identity of the longest entry of the ipcache; none = no entry.
     ipcache: Read<Option<u32>>,
+    /// Of a sender: the identity that came with its last packet, which counts in the place of the ipcache's.
+    carried: Option<Carried>,
     /// What a packet's own look-up of the identity gives.
     identity: IdentityId,
     peer: PeerFound,
@@ -116,6 +122,13 @@ struct AddressRead {
     /// Rules with a block that covers the address, which is a pod's or a node's: they are not
     /// about it. Empty if another rule is.
     blocks: Vec<RuleView>,
+}
+
+/// What the tunnel between nodes brought from a sender.
+#[derive(Clone, Copy, Debug)]
+struct Carried {
+    identity: u32,
+    age_ms: u64,
 }
 
 /// Identities of addresses outside of which nothing else is known.
@@ -297,10 +310,19 @@ impl Reader<'_> {
     async fn addresses(&mut self) -> Result<Vec<AddressRead>, WhyError> {
         let wanted: Vec<IpAddr> = self.found.addresses.iter().map(|a| a.address).collect();
         let maps = self.maps.clone();
-        let entries = tokio::task::spawn_blocking(move || ipcache_of(&maps, &wanted)).await?;
+        let direction = self.question.direction;
+        let look = move || {
+            let carried: Vec<_> = match direction {
+                FlowDirection::Ingress => wanted.iter().map(|at| carried_by(&maps, *at)).collect(),
+                FlowDirection::Egress => vec![None; wanted.len()],
+            };
+            (ipcache_of(&maps, &wanted), carried)
+        };
+        let (entries, carried) = tokio::task::spawn_blocking(look).await?;
         let mut read = Vec::new();
-        for (address, ipcache) in self.found.addresses.iter().zip(entries) {
-            read.push(self.address(address, ipcache).await?);
+        let found = self.found.addresses.iter();
+        for ((address, ipcache), carried) in found.zip(entries).zip(carried) {
+            read.push(self.address(address, ipcache, carried).await?);
         }
         Ok(read)
     }
@@ -325,14 +347,16 @@ impl Reader<'_> {
         &mut self,
         address: &AddressFound,
         ipcache: Read<Option<u32>>,
+        carried: Option<Carried>,
     ) -> Result<AddressRead, WhyError> {
         let endpoint = EndpointId(self.found.endpoint.id);
         let direction = self.question.direction;
         let world = IdentityId(address.world);
-        let identity = match &ipcache {
-            Ok(found) => found.map_or(world, IdentityId),
+        let identity = match (carried, &ipcache) {
+            (Some(carried), _) => IdentityId(carried.identity),
+            (None, Ok(found)) => found.map_or(world, IdentityId),
             // The next best is what the kernel was given.
-            Err(_) => address.given.map_or(world, IdentityId),
+            (None, Err(_)) => address.given.map_or(world, IdentityId),
         };
         let port = self.question.port;
         let (peer, entries) = self.side(endpoint, direction, identity, port).await?;
@@ -362,6 +386,7 @@ impl Reader<'_> {
         };
         Ok(AddressRead {
             ipcache,
+            carried,
             identity,
             peer,
             entries,
@@ -404,6 +429,26 @@ fn lxc_of(maps: &Globals, addresses: &[IpAddr]) -> Read<Vec<LxcRead>> {
         Ok((*address, value.map(|value| (value.lxc_id, value.sec_id))))
     };
     addresses.iter().map(read).collect()
+}
+
+/// The identity that the tunnel between nodes brought from a sender, while it counts.
+fn carried_by(maps: &Globals, sender: IpAddr) -> Option<Carried> {
+    let IpAddr::V4(sender) = sender else {
+        return None;
+    };
+    // Without the tunnel there is no such map.
+    let path = maps.path(sources::NAME);
+    let map =
+        Map::<SourceKey, SourceValue>::open(&path, MapKind::LruHash, Access::ReadOnly).ok()?;
+    let key = SourceKey {
+        ip: sender.octets(),
+    };
+    let now = sources::tick(monotonic_ns());
+    let value = map.get(&key).ok().flatten()?;
+    value.is_fresh(now).then(|| Carried {
+        identity: value.identity,
+        age_ms: value.age_ns(now) / MILLISECOND,
+    })
 }
 
 /// Identity of each address in the ipcache.

@@ -11,6 +11,7 @@ use agent_datapath::{
     interfaces::Interfaces,
     kernel::KernelDatapath,
     nftables, routing,
+    tunnel::{self, Tunnel},
     unclaimed::ClosedNames,
     upkeep::{self, Conditions, Upkeep},
     warm::Warm,
@@ -33,6 +34,8 @@ pub(super) struct NodeParts {
     pub(super) interval: Duration,
     /// Interfaces that are no pod's, in transparent mode.
     pub(super) interfaces: Option<Interfaces>,
+    /// The tunnel between nodes, if this node has a part in it.
+    pub(super) tunnel: Option<Tunnel>,
     pub(super) maps: Globals,
 }
 
@@ -79,12 +82,14 @@ pub(super) async fn prepare(
     gate.load()?;
     routing::install(config.core.enable_ipv4, config.core.enable_ipv6).await?;
     let interfaces = interfaces(&config, &datapath, &maps).await?;
+    let tunnel = tunnel(&config, &datapath, &maps).await?;
     tracing::debug!(took = ?begun.elapsed(), "the node is prepared");
     let conditions = Conditions::on(KernelView::new(datapath.found()));
     let node = NodeParts {
         upkeep: upkeep(&config, &datapath, closed, &conditions),
         interval: config.core.reconcile_interval,
         interfaces,
+        tunnel,
         maps: maps.clone(),
     };
     let parts = Parts {
@@ -95,6 +100,7 @@ pub(super) async fn prepare(
         channel,
         conditions,
         gate: Some(Box::new(gate)),
+        tunnel: node.tunnel.as_ref().map(Tunnel::status),
         api,
     };
     Ok((config, parts, node))
@@ -149,4 +155,27 @@ async fn interfaces(
         looked_after => looked_after.context("transparent mode")?,
     }
     Ok(Some(interfaces))
+}
+
+/// Prepares the tunnel between nodes, or removes what an earlier run left of it.
+async fn tunnel(
+    config: &Config,
+    datapath: &KernelDatapath,
+    maps: &Globals,
+) -> Result<Option<Tunnel>> {
+    let Some(settings) = &config.tunnel else {
+        tunnel::clear(maps)
+            .await
+            .context("removing the tunnel between nodes, which has no mode any more")?;
+        return Ok(None);
+    };
+    let programs = datapath.programs().clone();
+    let mut tunnel = Tunnel::new(programs, maps.clone(), settings.clone())?;
+    match tunnel.refresh().await {
+        Err(error) if error.is_passing() => {
+            tracing::warn!(%error, "the tunnel between nodes cannot be prepared yet; the agent tries again");
+        }
+        prepared => prepared?,
+    }
+    Ok(Some(tunnel))
 }

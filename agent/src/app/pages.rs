@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use agent_cluster::api::{client::Api, startup_taint::StartupTaint};
-use agent_datapath::upkeep::Conditions;
+use agent_datapath::{tunnel::TunnelStatus, upkeep::Conditions};
 use tokio::net::{TcpListener, UnixListener};
 
 use super::{Rim, listeners::PageListeners, sources};
@@ -31,6 +31,8 @@ pub(super) struct About {
     pub(super) resolver: Option<ResolverHandle>,
     /// What makes CiliumIdentity objects; none = this agent makes none.
     pub(super) identities: Option<Identities>,
+    /// The tunnel between nodes; none = this node has no part in it.
+    pub(super) tunnel: Option<TunnelStatus>,
     /// Limits on the connections of each socket.
     pub(super) limits: Listeners,
     pub(super) api: Option<Api>,
@@ -95,6 +97,7 @@ fn serve_admin(
         cluster: about.sources.cluster.clone(),
         resolver: about.resolver.clone(),
         identities: about.identities.clone(),
+        tunnel: about.tunnel.clone(),
         few_descriptors: about.limits.problem(),
     };
     let admission = about.limits.admission(Listener::Admin);
@@ -125,6 +128,7 @@ fn serve_metrics(rim: &Rim, about: About, reports: PluginReports, listener: TcpL
         cluster: about.sources.cluster,
         resolver: about.resolver,
         identities: about.identities,
+        tunnel: about.tunnel,
         listeners: about.limits,
     };
     let (tasks, stop) = (&rim.tasks, &rim.stop);

@@ -11,13 +11,14 @@ use agent_cluster::{
     health::ClusterHealth,
     listing_file::Origin,
     own_interfaces::{self, OwnInterfaces},
-    relay,
-    resource::{RESOURCES, WITH_IDENTITIES},
+    relay, resource,
 };
 use agent_core::{
     core::{Event, router::Router},
     endpoint::spec::EndpointSpec,
+    high_scale::objects::HighScaleView,
     kubernetes::{book::Book, labels::LabelFilter, local_pods::LocalPods, unattended::Unattended},
+    tunnel_mode::TunnelMode,
 };
 use agent_datapath::{closed::Gate, files::StateFiles};
 use anyhow::{Context as _, Result};
@@ -72,6 +73,8 @@ pub(super) struct Started {
     pub(super) cluster: Option<ClusterHealth>,
     /// The pods of this node.
     pub(super) local: watch::Receiver<Arc<LocalPods>>,
+    /// Objects about the tunnel between nodes.
+    pub(super) high_scale: watch::Receiver<HighScaleView>,
 }
 
 /// Starts every source. The core has the node's addresses when this returns.
@@ -110,10 +113,19 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     let origin = origin(config, api.as_ref());
     let watches = api.map(|api| watches(config, rim, &api));
     let cluster = watches.as_ref().map(|watches| watches.health.clone());
+    let router = Router::new(book)
+        .with_unattended(unattended)
+        .with_pods(config.core.pods.clone());
+    let router = match config.core.high_scale {
+        Some(_) => router.with_high_scale(),
+        None => router,
+    };
+    let (high_scale, of_tunnel) = watch::channel(HighScaleView::default());
     let feed = CoreFeed {
-        router: Router::new(book).with_unattended(unattended),
+        router,
         core: rim.core.clone(),
         local,
+        high_scale,
         names,
         health: cluster.clone(),
     };
@@ -122,12 +134,14 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         cluster: watches,
         stored: Some((state, origin)),
         reports: |_| true,
+        pods: config.core.pods.clone(),
     };
     document_source::start(sources, feed, &rim.tasks, &rim.stop);
     Ok(Started {
         endpoints,
         cluster,
         local: of_node,
+        high_scale: of_tunnel,
     })
 }
 
@@ -144,12 +158,11 @@ fn origin(config: &Config, api: Option<&Api>) -> Origin {
 
 /// Reads the cluster from the API server, or from relays.
 fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
-    let resources = match config.core.cluster_identities {
-        Some(_) => WITH_IDENTITIES,
-        None => RESOURCES,
-    };
+    let (identities, mode) = (config.core.cluster_identities, config.core.high_scale);
+    let resources = resource::watched(identities.is_some(), mode.is_some());
     let here = Here {
         node: config.node_name.clone(),
+        high_scale: mode.map(TunnelMode::as_str),
         resources,
         reads_only: false,
         has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),

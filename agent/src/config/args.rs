@@ -247,6 +247,9 @@ pub enum PolicyCommand {
         /// YAML or JSON files, or directories of them; - is standard input
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
+        /// Also warn about rules that select fewer pods where agents have --high-scale-prune
+        #[arg(long)]
+        pruned: bool,
         #[command(flatten)]
         form: OutputArgs,
     },
@@ -391,6 +394,13 @@ pub enum BpfCommand {
     /// Tracked connections
     #[command(subcommand)]
     Ct(BpfList),
+    /// Blocks outside of the cluster, to which nothing is wrapped (--high-scale-ipcache)
+    #[command(subcommand)]
+    World(BpfList),
+    /// Senders of packets that came by the tunnel between nodes, each with the identity that came with its
+    /// last packet
+    #[command(subcommand)]
+    Sources(BpfList),
 }
 
 /// `bpf … list`

@@ -4,7 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use agent_core::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
 
-use super::{Config, ConfigError, RunArgs, relay_args};
+use super::{
+    Config, ConfigError, IdentityAllocation, RunArgs, high_scale_args::NodeSettings, relay_args,
+};
 
 impl TryFrom<RunArgs> for Config {
     type Error = ConfigError;
@@ -17,6 +19,7 @@ impl TryFrom<RunArgs> for Config {
             kubernetes: args.cluster.source.kubernetes(&args.follow)?,
             relays: relay_args::relays(args.follow.clone())?,
             resolver: args.resolver.settings(args.cluster.source.kubernetes)?,
+            tunnel: args.high_scale.settings(&node_settings(&args))?,
             node_name: args.cluster.source.node_name(),
             netns_dir: netns_dir(&args)?,
             metrics_address: args.metrics_address.clone(),
@@ -40,6 +43,8 @@ fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
         name_servers: args.tofqdns_servers,
         dns_service: args.firewalls.dns_service.clone(),
         cluster_identities: args.identities.range(cluster.source.kubernetes)?,
+        high_scale: args.high_scale.mode(),
+        pods: args.high_scale.pods(cluster.source.node_name()),
         external_ips: cluster.k8s_external_ips,
         proxy_port: args.tofqdns_proxy_port,
         enable_policy: args.enable_policy,
@@ -60,6 +65,16 @@ fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
         reconcile_interval: args.reconcile_interval,
         ..CoreConfig::default()
     })
+}
+
+fn node_settings(args: &RunArgs) -> NodeSettings {
+    let is_cluster = args.identities.identity_allocation == IdentityAllocation::Cluster;
+    NodeSettings {
+        ipv4: args.enable_ipv4,
+        ipv6: args.enable_ipv6,
+        has_shared_identities: is_cluster || args.policy_dir.is_some(),
+        knows_pod_blocks: args.cluster.source.kubernetes || !args.cluster.pod_cidr.is_empty(),
+    }
 }
 
 /// TTLs are whole seconds: rounded up.
@@ -114,7 +129,7 @@ fn check_ports(args: &RunArgs) -> Result<(), ConfigError> {
 
 #[cfg(test)]
 mod tests {
-    use agent_datapath::kernel::MapSizes;
+    use agent_datapath::{kernel::MapSizes, tunnel::TunnelMode};
     use clap::Parser as _;
 
     use super::{
@@ -129,6 +144,63 @@ mod tests {
             panic!("not run");
         };
         Config::try_from(*args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn high_scale_flags_are_refused_where_they_cannot_work() {
+        let mode = ["--high-scale-ipcache=full", "--high-scale-device=eth0"];
+        let four = [&mode[..], &["--enable-ipv6=false", "--policy-dir=/etc"]].concat();
+        let config = run(&four).unwrap();
+        let tunnel = config.tunnel.unwrap();
+        assert_eq!(
+            (tunnel.devices, tunnel.port),
+            (vec!["eth0".to_owned()], 8472)
+        );
+        assert_eq!(config.core.high_scale, Some(TunnelMode::Full));
+        assert!(run(&[]).unwrap().tunnel.is_none());
+        for (flags, text) in [
+            (
+                [&mode[..], &["--policy-dir=/etc"]].concat(),
+                "--high-scale-ipcache: carries IPv4 only; add --enable-ipv6=false",
+            ),
+            (
+                [&mode[..], &["--enable-ipv6=false", "--enable-ipv4=false"]].concat(),
+                "--enable-ipv4: both",
+            ),
+            (
+                [&mode[..], &["--enable-ipv6=false"]].concat(),
+                "full needs numbers that mean the same on all nodes; add --identity-allocation=cluster",
+            ),
+            (
+                vec!["--high-scale-device=eth0"],
+                "--high-scale-device: has no effect",
+            ),
+            (vec!["--tunnel-port=4789"], "--tunnel-port: has no effect"),
+            (
+                vec!["--high-scale-prune"],
+                "--high-scale-prune: has no effect",
+            ),
+            (
+                vec![
+                    "--high-scale-ipcache=decap-only",
+                    "--high-scale-device=eth0",
+                    "--enable-ipv6=false",
+                    "--high-scale-prune",
+                ],
+                "--high-scale-prune: needs --high-scale-ipcache=full",
+            ),
+            (
+                [&four[..], &["--high-scale-keep=a in (b)"]].concat(),
+                "write KEY=VALUE",
+            ),
+            (
+                [&four[..], &["--tunnel-port=0"]].concat(),
+                "invalid value '0'",
+            ),
+        ] {
+            let error = run(&flags).err().unwrap();
+            assert!(error.contains(text), "{error}");
+        }
     }
 
     #[test]

@@ -91,6 +91,14 @@ pub struct RelayArgs {
         env = "HOLDFAST_RELAY_IDENTITY_ALLOCATION"
     )]
     pub identity_allocation: IdentityAllocation,
+    /// Send CiliumWorldCIDRs, which agents with --high-scale-ipcache read
+    #[arg(
+        long,
+        default_value_t = false,
+        action = ArgAction::Set,
+        env = "HOLDFAST_RELAY_WITH_WORLD_CIDRS"
+    )]
+    pub with_world_cidrs: bool,
     /// Address and port for agents
     #[arg(
         long,
@@ -164,6 +172,7 @@ impl TryFrom<RelayArgs> for RelayConfig {
             kubernetes: args.kubernetes,
             has_service_blocks: args.without_service_cidrs,
             has_identities: args.identity_allocation == IdentityAllocation::Cluster,
+            has_world_cidrs: args.with_world_cidrs,
             listen: args.listen,
             agents_max: usize::try_from(args.max_agents).unwrap_or(usize::MAX),
             name: args.name.unwrap_or_else(host_name),

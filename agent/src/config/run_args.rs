@@ -25,8 +25,8 @@ use dns_policy::{duration, reject_code::RejectCode};
 use super::{
     AllocationArgs, MaxIdentities, args::ADMIN_SOCKET, cluster_args::ClusterArgs,
     cni_args::CniArgs, container_args::ContainerArgs, existing_dir::existing_dir,
-    firewall_args::FirewallArgs, relay_args::FollowArgs, resolver_args::ResolverArgs,
-    standby_args::StandbyArgs,
+    firewall_args::FirewallArgs, high_scale_args::HighScaleArgs, relay_args::FollowArgs,
+    resolver_args::ResolverArgs, standby_args::StandbyArgs,
 };
 
 /// `run`
@@ -185,6 +185,8 @@ pub struct RunArgs {
     pub endpoint_dns_quota: u32,
     #[command(flatten)]
     pub deny: DenyResponses,
+    #[command(flatten)]
+    pub high_scale: HighScaleArgs,
     /// Time between two scans of the conntrack maps for live connections
     #[arg(long, value_name = "TIME", value_parser = interval, default_value = "30s")]
     pub conntrack_gc_interval: Duration,

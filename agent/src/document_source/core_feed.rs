@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use agent_cluster::health::ClusterHealth;
 use agent_core::{
     core::{event::Event, router::Router},
+    high_scale::objects::HighScaleView,
     kubernetes::local_pods::LocalPods,
     name_objects::object::Resolver,
     policy::source::PolicyChange,
@@ -22,6 +23,8 @@ pub(crate) struct CoreFeed {
     pub(crate) core: CoreHandle,
     /// Takes the pods of this node.
     pub(crate) local: channel::Sender<Arc<LocalPods>>,
+    /// Takes what objects say about the tunnel between nodes.
+    pub(crate) high_scale: channel::Sender<HighScaleView>,
     /// Takes the DNSNameResolvers, if they are used.
     pub(crate) names: Option<Arc<Feed>>,
     /// Takes the nodes without an agent; none without a cluster.
@@ -34,6 +37,7 @@ pub(crate) struct Routed {
     pods: Option<LocalPods>,
     names: Vec<SourceEvent<Arc<Resolver>>>,
     unattended: Option<BTreeSet<String>>,
+    high_scale: Option<HighScaleView>,
 }
 
 impl Consumer for CoreFeed {
@@ -45,6 +49,7 @@ impl Consumer for CoreFeed {
             pods: self.router.take_local(),
             names: self.router.take_names(),
             unattended: self.router.take_unattended(),
+            high_scale: self.router.take_high_scale(),
         }
     }
 
@@ -61,6 +66,9 @@ impl Consumer for CoreFeed {
         }
         if let Some(pods) = routed.pods {
             self.local.send_replace(Arc::new(pods));
+        }
+        if let Some(view) = routed.high_scale {
+            self.high_scale.send_replace(view);
         }
         Ok(())
     }

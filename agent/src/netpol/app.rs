@@ -17,6 +17,7 @@ use agent_cluster::{
     relay,
     resource::OF_NETWORK_POLICIES,
 };
+use agent_core::high_scale::scope::PodScope;
 use agent_datapath::nf_tables::Connection;
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, http_server, service_manager::ServiceManager};
@@ -192,6 +193,7 @@ fn start(
             .as_ref()
             .map(|api| (config.flags.state_dir.clone(), origin(config, api))),
         reports: |key| key.starts_with("NetworkPolicy/"),
+        pods: PodScope::All,
     };
     document_source::start(sources, NetpolFeed(Arc::clone(&shared)), tasks, stop);
     if let (Some(api), Some(health)) = (api, cluster.clone())
@@ -288,6 +290,7 @@ async fn dry_run(config: &NetpolConfig, api: Option<Api>) -> Result<()> {
         cluster: api.map(|api| watches(config, &api, true, &tasks, &stop)),
         stored: None,
         reports: |_| false,
+        pods: PodScope::All,
     };
     document_source::start(sources, NetpolFeed(Arc::clone(&shared)), &tasks, &stop);
     let listed = async {
@@ -380,6 +383,7 @@ fn watches(
     stop: &CancellationToken,
 ) -> Watches {
     let here = Here {
+        high_scale: None,
         node: config.node_name.clone(),
         resources: OF_NETWORK_POLICIES,
         reads_only,

@@ -61,6 +61,7 @@ fn serve(lab: &Lab) -> Client {
         cluster: None,
         resolver: None,
         identities: None,
+        tunnel: None,
         few_descriptors: None,
     };
     lab.tasks.spawn(admin.serve(

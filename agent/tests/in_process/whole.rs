@@ -119,6 +119,7 @@ impl Node {
             channel,
             conditions: Conditions::default(),
             gate: None,
+            tunnel: None,
             api: None,
         };
         let admin = Client::new(&config.flags.admin_socket);

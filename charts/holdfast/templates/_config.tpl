@@ -51,6 +51,22 @@ cni-bin-dir: {{ .Values.cni.binDir | quote }}
 identity-allocation: cluster
 identity-range: {{ .Values.identities.range | quote }}
 {{- end }}
+{{- with .Values.highScale }}
+{{- if .mode }}
+high-scale-ipcache: {{ .mode | quote }}
+tunnel-port: {{ .port | quote }}
+{{- with .devices }}
+high-scale-device: {{ join "," . | quote }}
+{{- end }}
+{{- if .prune }}
+high-scale-prune: "true"
+high-scale-keep: {{ join ";" .keep | quote }}
+{{- end }}
+{{- if .force }}
+high-scale-force: "true"
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if ne .Values.resolver.mode "off" }}
 resolver: {{ .Values.resolver.mode | quote }}
 resolver-namespace: {{ include "holdfast.resolver.namespace" . | quote }}

@@ -10,6 +10,7 @@ mod calibration;
 mod cluster;
 mod firewall_names;
 mod firewalls;
+mod growth;
 mod latency;
 mod names;
 mod parts;
@@ -41,7 +42,7 @@ pub(crate) struct Options {
 /// A workload: its name, and the function that measures it at a size of 1 or 10 (full) tenths.
 type Workload = (&'static str, fn(usize) -> Result<Vec<Figure>>);
 
-const WORKLOADS: [Workload; 13] = [
+const WORKLOADS: [Workload; 14] = [
     ("names-update", |tenths| names::update_rounds(100 * tenths)),
     ("names-expire", |tenths| {
         names::update_and_expire(100 * tenths)
@@ -68,6 +69,7 @@ const WORKLOADS: [Workload; 13] = [
     ("cluster-services", |tenths| {
         cluster::services(500 * tenths, 25 * tenths)
     }),
+    ("growth", |tenths| growth::clusters(100_000 * tenths)),
     ("kernel", |tenths| {
         latency::realised(25 * tenths, 100 * tenths, 200 * tenths)
     }),

@@ -4,14 +4,16 @@
 //! the stack). It measures `steer` with the kernel's run statistics while a pod floods a proxy over
 //! a veth.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use agent_core::tunnel_mode::TunnelMode;
 use anyhow::{Context as _, Result, ensure};
 use aya::sys::{Stats, enable_stats};
 use clap::Args;
 use holdfast_e2e::kernel::node::{Node, with_node, with_node_attached};
+use holdfast_e2e::kernel::tunnel::{Wrapped, with_tunnel};
 use holdfast_e2e::kernel::{From, PEER, PEER4, PEER6, POD4, POD6, with_kernel};
 use holdfast_e2e::packet::{ACK, Packet, tcp, udp};
 use serde_json::Value;
@@ -37,6 +39,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     programs(options);
+    tunnel(options);
     attachments(options);
     for (name, tproxy) in [("own redirect", false), ("nft TPROXY", true)] {
         for slots in [1, SLOTS] {
@@ -93,6 +96,38 @@ fn programs(options: &Options) {
         drop(stats);
         Ok(())
     });
+}
+
+/// Programs of native devices, and `to_pod` behind them, in each mode.
+fn tunnel(options: &Options) {
+    const POD: Ipv4Addr = Ipv4Addr::new(172, 16, 1, 2);
+    const PEER: Ipv4Addr = Ipv4Addr::new(172, 16, 5, 9);
+    const IDENTITY: u32 = 4242;
+    for mode in TunnelMode::ALL {
+        with_tunnel(mode, |k| {
+            k.local_pod(POD, IDENTITY)?;
+            let out = Packet::new(POD.into(), PEER.into(), udp(4000, 80));
+            let inner = Packet::new(PEER.into(), POD.into(), udp(80, 4000));
+            let wrapped = Wrapped::new(PEER, POD, IDENTITY, &inner).frame();
+            for (program, what, frame) in [
+                ("to_net", "UDP packet to a pod of another node", out.frame()),
+                ("from_net", "wrapped packet", wrapped),
+                ("from_net", "plain UDP packet", inner.frame()),
+            ] {
+                // One by one: the program changes the packet.
+                let stats = enable_stats(Stats::RunTime)?;
+                k.cost_at_device(program, &frame, 1)?;
+                let before = run_stats(program)?;
+                for _ in 0..options.ports {
+                    k.cost_at_device(program, &frame, 1)?;
+                }
+                let ns = per_run(before, run_stats(program)?)?;
+                drop(stats);
+                println!("{program}  IPv4  {what}, {}: {ns} ns", mode.as_str());
+            }
+            Ok(())
+        });
+    }
 }
 
 /// Packets of a pod through its veth to a program that drops them, with programs attached by TCX

@@ -23,3 +23,6 @@ mod sender;
 mod slots;
 mod steer;
 mod to_pod;
+mod tunnel;
+mod tunnel_icmp;
+mod tunnel_wire;

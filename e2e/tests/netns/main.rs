@@ -35,6 +35,8 @@ mod full_disk;
 mod full_maps;
 mod guide;
 mod ha_table;
+mod high_scale;
+mod high_scale_migration;
 mod identity_changes;
 mod idle_connections;
 mod ingress_rules;

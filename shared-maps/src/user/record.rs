@@ -11,7 +11,10 @@ use crate::{
     policystats::{PolicyStatsKey, PolicyStatsValue},
     quota::QuotaKey,
     redirect::{RedirectKey, RedirectValue},
+    sources::{SourceKey, SourceValue},
     steering::Slot,
+    tunnel::TunnelConfig,
+    world::WorldKey,
 };
 
 /// A map key or value.
@@ -45,6 +48,7 @@ macro_rules! record {
 }
 
 record!(
+    u8,
     u32,
     u64,
     LxcKey,
@@ -68,4 +72,8 @@ record!(
     EndpointConfig,
     Event,
     Counter,
+    WorldKey,
+    SourceKey,
+    SourceValue,
+    TunnelConfig,
 );

@@ -110,6 +110,32 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ),
     (
         "holdfast",
+        "highScale: {mode: on}",
+        &["/highScale/mode", "decap-only"],
+    ),
+    ("holdfast", "highScale: {port: 0}", &["/highScale/port"]),
+    (
+        "holdfast",
+        "highScale: {mode: \"off\"}",
+        &["highScale.mode=off", "ipv6.enabled=false"],
+    ),
+    (
+        "holdfast",
+        "{highScale: {mode: decap-only}, ipv6: {enabled: false}}",
+        &["highScale.mode=decap-only", "identities.mode=cluster"],
+    ),
+    (
+        "holdfast",
+        "{highScale: {mode: full}, ipv6: {enabled: false}, identities: {mode: cluster}, netpol: {enabled: true}}",
+        &["highScale.mode=full", "netpol.enabled=false"],
+    ),
+    (
+        "holdfast",
+        "{highScale: {mode: decap-only, prune: true}, ipv6: {enabled: false}, identities: {mode: cluster}}",
+        &["highScale.prune=true", "highScale.mode=full"],
+    ),
+    (
+        "holdfast",
         "resolver: {mode: openshift}",
         &["/resolver/mode", "consume"],
     ),

@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use agent_core::kubernetes::unattended::{LEFT, MANAGED_BY, US};
+use agent_core::{
+    high_scale::objects::ANNOTATION as HIGH_SCALE,
+    kubernetes::unattended::{LEFT, MANAGED_BY, US},
+};
 use hyper::Method;
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -30,13 +33,20 @@ const AGAIN_WITHOUT_BLOCKS: Duration = Duration::from_secs(60);
 /// The same after a write that failed.
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(30);
 
-/// Keeps the object until the agent stops.
-pub(super) async fn run(api: Api, name: String, health: ClusterHealth, stop: CancellationToken) {
-    stop.run_until_cancelled_owned(keep(api, name, health))
-        .await;
+/// The node that the object is about.
+pub(super) struct OwnNode {
+    pub(super) api: Api,
+    pub(super) name: String,
+    /// Part of the node in the tunnel between nodes; none if it has no part.
+    pub(super) high_scale: Option<&'static str>,
 }
 
-async fn keep(api: Api, name: String, health: ClusterHealth) {
+/// Keeps the object until the agent stops.
+pub(super) async fn run(node: OwnNode, health: ClusterHealth, stop: CancellationToken) {
+    stop.run_until_cancelled_owned(keep(node, health)).await;
+}
+
+async fn keep(node: OwnNode, health: ClusterHealth) {
     let mut written: Option<BTreeSet<IpAddr>> = None;
     let mut again = Instant::now();
     loop {
@@ -54,12 +64,12 @@ async fn keep(api: Api, name: String, health: ClusterHealth) {
                 .as_ref()
                 .is_some_and(|written| *written != addresses)
         {
-            let pause = match write(&api, &name, &addresses).await {
+            let pause = match write(&node, &addresses).await {
                 Ok(has_blocks) => {
                     health.set_own_node(None);
                     written = Some(addresses);
                     if has_blocks {
-                        AGAIN + share(&name)
+                        AGAIN + share(&node.name)
                     } else {
                         AGAIN_WITHOUT_BLOCKS
                     }
@@ -93,7 +103,12 @@ fn reachable(all: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
 }
 
 /// Writes the object if it differs; gives whether the Node has blocks of pods.
-async fn write(api: &Api, name: &str, addresses: &BTreeSet<IpAddr>) -> Result<bool, String> {
+async fn write(own: &OwnNode, addresses: &BTreeSet<IpAddr>) -> Result<bool, String> {
+    let OwnNode {
+        api,
+        name,
+        high_scale,
+    } = own;
     let node = api
         .json(Method::GET, &format!("/api/v1/nodes/{name}"), None)
         .await;
@@ -105,7 +120,10 @@ async fn write(api: &Api, name: &str, addresses: &BTreeSet<IpAddr>) -> Result<bo
         Some(403) => explain("get", "nodes", &error),
         _ => error.to_string(),
     })?;
-    let wanted = wanted(name, &node, addresses);
+    let mut wanted = wanted(name, &node, addresses);
+    if let Some(mode) = high_scale {
+        wanted["metadata"]["annotations"] = json!({HIGH_SCALE: mode});
+    }
     let has_blocks = !wanted["spec"]["ipam"].is_null();
     let all = "/apis/cilium.io/v2/ciliumnodes";
     let one = format!("{all}/{name}");
@@ -218,17 +236,26 @@ fn merged(found: &Value, wanted: &Value) -> Option<Value> {
         return None;
     }
     let owners = &wanted["metadata"]["ownerReferences"];
+    let mode = &wanted["metadata"]["annotations"][HIGH_SCALE];
     let (spec, has) = (&wanted["spec"], &found["spec"]);
     let same = ["addresses", "ipam"]
         .iter()
         .all(|field| has[field] == spec[field])
         && found["metadata"]["ownerReferences"] == *owners
+        && found["metadata"]["annotations"][HIGH_SCALE] == *mode
         && found["metadata"]["labels"][LEFT].is_null();
     if same {
         return None;
     }
     let mut merged = found.clone();
     merged["metadata"]["ownerReferences"] = owners.clone();
+    match mode.is_null() {
+        false => merged["metadata"]["annotations"][HIGH_SCALE] = mode.clone(),
+        true => {
+            let annotations = merged["metadata"]["annotations"].as_object_mut();
+            annotations.and_then(|all| all.remove(HIGH_SCALE));
+        }
+    }
     // The agent is here again.
     let labels = merged["metadata"]["labels"].as_object_mut();
     labels.and_then(|labels| labels.remove(LEFT));

@@ -9,7 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     client::Api,
-    own_node,
+    own_node::{self, OwnNode},
     report::Reporter,
     watch::{Reader, Watch},
 };
@@ -26,7 +26,7 @@ pub fn start(api: &Api, here: Here, tasks: &TaskTracker, stop: &CancellationToke
         true => channel::channel(Arc::default()).0,
         false => {
             let refusals = report(api, &here.node, &health, tasks, stop);
-            write_own_node(api, here.node, &health, tasks, stop);
+            write_own_node(api, (here.node, here.high_scale), &health, tasks, stop);
             refusals
         }
     };
@@ -84,11 +84,16 @@ pub(crate) fn report(
 /// Starts the task that writes the object about this node.
 pub(crate) fn write_own_node(
     api: &Api,
-    node: String,
+    (name, high_scale): (String, Option<&'static str>),
     health: &ClusterHealth,
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) {
-    let own_node = own_node::run(api.clone(), node, health.clone(), stop.clone());
+    let node = OwnNode {
+        api: api.clone(),
+        name,
+        high_scale,
+    };
+    let own_node = own_node::run(node, health.clone(), stop.clone());
     tasks.spawn(own_node);
 }

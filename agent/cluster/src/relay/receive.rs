@@ -23,7 +23,8 @@ pub(super) enum FrameError {
     /// The relay does not have a kind.
     #[error(
         "the relay has version {version} and no {kind}: update the relays before the agents (the \
-         chart's Deployment holdfast-relay), and start both with the same --identity-allocation"
+         chart's Deployment holdfast-relay), and start both with the same --identity-allocation, and \
+         relays with --with-world-cidrs if agents have --high-scale-ipcache"
     )]
     Kind {
         version: String,

@@ -36,7 +36,7 @@ use crate::{
     health::ClusterHealth,
     refusals::Refusals,
     relay_settings::{RelayConfig, RelaySettings},
-    resource::{RESOURCES, WITH_IDENTITIES},
+    resource::watched,
 };
 
 /// Batches of a relay that wait for the documents' task.
@@ -69,7 +69,7 @@ pub fn follow(
     };
     tasks.spawn(follower.run(stop.clone()));
     if !here.reads_only {
-        write_own_node(api, here.node, &health, tasks, stop);
+        write_own_node(api, (here.node, here.high_scale), &health, tasks, stop);
     }
     Watches {
         batches,
@@ -91,10 +91,7 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     let metrics_listener = http_server::bind_metrics(&config.metrics_address).await?;
     let credentials = credentials(&config)?;
     tracing::info!(?config, "relay starting");
-    let resources = match config.has_identities {
-        true => WITH_IDENTITIES,
-        false => RESOURCES,
-    };
+    let resources = watched(config.has_identities, config.has_world_cidrs);
     let health = ClusterHealth::new(api.server(), resources);
     let mut bounds = Bounds::agents(config.agents_max);
     bounds.agents = descriptors.connections(bounds.agents, bounds.other_descriptors());
@@ -102,6 +99,7 @@ pub async fn run(config: RelayConfig) -> Result<()> {
     let shared = Arc::new(shared);
     let here = Here {
         node: config.name.clone(),
+        high_scale: None,
         resources,
         reads_only: false,
         has_service_blocks: config.has_service_blocks,

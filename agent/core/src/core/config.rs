@@ -20,11 +20,13 @@ use crate::{
     fqdn::{
         cleaned::CleanedNames, pre_cache::PreCached, refused::RefusedPrefixes, servers::NameServers,
     },
+    high_scale::scope::PodScope,
     identity::cluster::IdentityRange,
     ipcache::resolve::whole_families,
     kubernetes::external_ips::ExternalIps,
     labels::LabelSet,
     policy::mode::PolicyMode,
+    tunnel_mode::TunnelMode,
 };
 
 /// The usual DNS Service, whose addresses NodeLocal DNSCache serves.
@@ -59,6 +61,10 @@ pub struct CoreConfig {
     /// Label sets of pods have numbers of the cluster, and objects with a number of this range are to be made
     /// for those that have none. None: this node gives numbers, except for those of documents.
     pub cluster_identities: Option<IdentityRange>,
+    /// Part of the node in the tunnel between nodes; none: packets carry no identity.
+    pub high_scale: Option<TunnelMode>,
+    /// Pods of the cluster that are read.
+    pub pods: PodScope,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
     /// Port of the DNS proxy.
@@ -133,6 +139,8 @@ impl Default for CoreConfig {
             name_servers: NameServers::Any,
             dns_service: DNS_SERVICE.to_owned(),
             cluster_identities: None,
+            high_scale: None,
+            pods: PodScope::All,
             external_ips: ExternalIps::Judge,
             proxy_port: 10094,
             enable_policy: PolicyMode::Default,

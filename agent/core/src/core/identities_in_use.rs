@@ -82,7 +82,9 @@ impl State {
     }
 
     fn unused(&self, sets: &HashMap<&LabelSet, bool>) -> Vec<UnusedIdentity> {
-        let objects = self.numbers.objects();
+        // An agent that does not read all pods cannot say that none uses an object.
+        let sees_all = !self.config.pods.prunes();
+        let objects = self.numbers.objects().filter(|_| sees_all);
         let unused = objects.filter(|object| {
             let is_used = !object.is_duplicate && sets.contains_key(&object.labels);
             object.source() == NumberSource::Agent && !is_used

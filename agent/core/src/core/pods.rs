@@ -109,15 +109,17 @@ impl State {
     }
 
     pub(super) fn on_identities(&mut self, events: Vec<SourceEvent<CiliumIdentity>>) {
+        let mut touched = BTreeSet::new();
         for event in events {
             match event {
                 SourceEvent::Init => self.restoration.identities().begin(),
                 SourceEvent::Apply(identity) => {
                     let key = identity.id.0.to_string();
                     self.restoration.identities().note(&key);
+                    touched.insert(identity.id);
                     self.numbers.learn(identity.id, Some(&identity), self.now);
                 }
-                SourceEvent::Delete(key) => self.forget_number(&key),
+                SourceEvent::Delete(key) => touched.extend(self.forget_number(&key)),
                 // Numbers of an earlier listing of this run that are not in this one stay with
                 // the label sets that have them.
                 SourceEvent::InitDone => {
@@ -126,12 +128,13 @@ impl State {
             }
         }
         self.renumber();
+        self.follow_carried(touched);
     }
 
-    fn forget_number(&mut self, key: &str) {
-        if let Ok(number) = key.parse() {
-            self.numbers.learn(IdentityId(number), None, self.now);
-        }
+    fn forget_number(&mut self, key: &str) -> Option<IdentityId> {
+        let id = key.parse().ok().map(IdentityId)?;
+        self.numbers.learn(id, None, self.now);
+        Some(id)
     }
 
     /// Gives label sets whose number came or changed their identity again, wherever they are. True
@@ -150,6 +153,7 @@ impl State {
             }
         }
         self.renumber_endpoints(&changed);
+        self.renumber_carried(&changed);
         true
     }
 

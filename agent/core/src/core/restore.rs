@@ -24,10 +24,17 @@ use crate::{
     core::{
         plan::Undo,
         state::{
-            closed_names::ClosedNames, endpoint_files::EndpointFiles,
-            endpoint_table::EndpointTable, hold::Hold, identity_numbers::IdentityNumbers,
-            location::RuleKey, lxc_table::LxcTable, passed_answers::PassedAnswers,
-            policy_model::PolicyModel, resolved::ResolvedNames, restoration::Restoration,
+            closed_names::ClosedNames,
+            endpoint_files::EndpointFiles,
+            endpoint_table::EndpointTable,
+            hold::Hold,
+            identity_numbers::{Givers, IdentityNumbers},
+            location::RuleKey,
+            lxc_table::LxcTable,
+            passed_answers::PassedAnswers,
+            policy_model::PolicyModel,
+            resolved::ResolvedNames,
+            restoration::Restoration,
             retry::Retry,
         },
     },
@@ -60,17 +67,22 @@ impl State {
     pub(super) fn new(config: CoreConfig, restored: Restored) -> Self {
         let dual = config.enable_ipv4 && config.enable_ipv6;
         let pods = restored_pods(&restored);
-        let (local, requested) = restored_local(&restored, &World::new(dual));
+        let (local, requested) =
+            restored_local(&restored, &World::new(dual).pruned(config.pods.prunes()));
         let limits = Limits {
             per_name: config.max_ips_per_name,
             per_endpoint: config.max_pairs_per_endpoint,
             zombies: config.max_deferred_deletes,
             idle_grace: config.idle_grace,
         };
+        let givers = Givers {
+            objects: config.cluster_identities,
+            shares: config.high_scale.is_some(),
+        };
         let mut state = Self {
             now: restored.now,
-            ipcache: Ipcache::new(dual),
-            numbers: IdentityNumbers::new(local.clone(), pods, config.cluster_identities),
+            ipcache: Ipcache::new(dual).pruned(config.pods.prunes()),
+            numbers: IdentityNumbers::new(local.clone(), pods, givers),
             policy: PolicyModel::new(config.enable_policy, config.proxy_port),
             resolved: ResolvedNames::new(limits, config.ipcache_max),
             learned: Learned {

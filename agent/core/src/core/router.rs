@@ -11,6 +11,10 @@ use std::{
 use self::refused_firewalls::RefusedFirewalls;
 use super::event::Event;
 use crate::{
+    high_scale::{
+        objects::{HighScaleObjects, HighScaleView},
+        scope::PodScope,
+    },
     kubernetes::{
         book::{Book, Changes},
         labels::LabelFilter,
@@ -49,6 +53,10 @@ pub struct Router {
     names: Vec<SourceEvent<Arc<Resolver>>>,
     /// Nodes and pods of agents; none if agents are no pods.
     unattended: Option<Unattended>,
+    /// Objects about the tunnel between nodes; none if this node has no part in it.
+    high_scale: Option<HighScaleObjects>,
+    /// The pods that are read.
+    pods: PodScope,
 }
 
 /// Which parts of the agent a document is for.
@@ -86,7 +94,7 @@ fn parts(document: &PolicyDocument) -> Parts {
             core: false,
             book: true,
         },
-        Body::NameResolver(_) => NEITHER,
+        Body::NameResolver(_) | Body::World(_) => NEITHER,
     }
 }
 
@@ -110,12 +118,25 @@ impl Router {
             namespaces: 0,
             names: Vec::new(),
             unattended: None,
+            high_scale: None,
+            pods: PodScope::All,
         }
     }
 
     /// The same, with the nodes that have no agent.
     pub fn with_unattended(self, unattended: Option<Unattended>) -> Self {
         Self { unattended, ..self }
+    }
+
+    /// The same, with the objects about the tunnel between nodes.
+    pub fn with_high_scale(self) -> Self {
+        let high_scale = Some(HighScaleObjects::default());
+        Self { high_scale, ..self }
+    }
+
+    /// The same, with some of the pods only.
+    pub fn with_pods(self, pods: PodScope) -> Self {
+        Self { pods, ..self }
     }
 
     /// Events for the changes of one reading. Objects come before policies, so that a new policy
@@ -137,12 +158,20 @@ impl Router {
                     begin.push(Event::Policies(SourceEvent::Init));
                     self.names.push(SourceEvent::Init);
                 }
+                PolicyChange::Document(SourceEvent::Apply(document))
+                    if !self.pods.has(&document) =>
+                {
+                    rest.extend(self.remove(document.key));
+                }
                 PolicyChange::Document(SourceEvent::Apply(document)) => {
                     rest.extend(self.put(document));
                 }
                 PolicyChange::Document(SourceEvent::Delete(key)) => rest.extend(self.remove(key)),
                 PolicyChange::Document(SourceEvent::InitDone) => {
                     self.firewalls.set_listed();
+                    if let Some(objects) = &mut self.high_scale {
+                        objects.set_listed();
+                    }
                     rest.extend(self.close_namespaces());
                     rest.push(Event::Policies(SourceEvent::InitDone));
                 }
@@ -189,9 +218,17 @@ impl Router {
         self.unattended.as_mut()?.take()
     }
 
+    /// What objects say about the tunnel between nodes, if it changed since the last call.
+    pub fn take_high_scale(&mut self) -> Option<HighScaleView> {
+        self.high_scale.as_mut()?.take()
+    }
+
     fn put(&mut self, document: PolicyDocument) -> Vec<Event> {
         let Parts { core, book } = parts(&document);
         let key = document.key.clone();
+        if let Some(objects) = &mut self.high_scale {
+            objects.put(&document);
+        }
         if let Some(unattended) = &mut self.unattended {
             unattended.put(&document);
         }
@@ -225,6 +262,9 @@ impl Router {
         self.book.remove(&key);
         if let Some(unattended) = &mut self.unattended {
             unattended.remove(&key);
+        }
+        if let Some(objects) = &mut self.high_scale {
+            objects.remove(&key);
         }
         if let Some((object::KIND, place)) = key.split_once('/') {
             self.names.push(SourceEvent::Delete(place.to_owned()));

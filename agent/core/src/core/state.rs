@@ -1,6 +1,7 @@
 //! The parts of the core's state, side by side: the model, and what the datapath has of it as far
 //! as planned.
 
+pub(crate) mod carried;
 pub(crate) mod changes;
 pub(crate) mod closed_names;
 pub(crate) mod endpoint_files;
@@ -34,7 +35,7 @@ use crate::{
     core::{
         plan::Undo,
         state::{
-            closed_names::ClosedNames, endpoint_files::EndpointFiles,
+            carried::Carried, closed_names::ClosedNames, endpoint_files::EndpointFiles,
             endpoint_table::EndpointTable, identity_numbers::IdentityNumbers, leases::Leases,
             lxc_table::LxcTable, node_selectors::NodeSelectors, passed_answers::PassedAnswers,
             pods::Pods, policy_model::PolicyModel, publication::Publication,
@@ -94,6 +95,8 @@ pub(crate) struct ClusterObjects {
     pub namespaces: usize,
     /// Label sets of this node that lack an object, as they were published last.
     pub wanted: Arc<WantedIdentities>,
+    /// Identities that packets of other nodes may carry.
+    pub carried: Carried,
 }
 
 impl State {

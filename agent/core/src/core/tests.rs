@@ -13,6 +13,7 @@ mod firewall_nodes;
 mod firewall_vectors;
 mod former_programs;
 mod full_policy_maps;
+mod high_scale;
 mod hold;
 mod holders;
 mod ingress;

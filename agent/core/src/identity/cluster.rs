@@ -99,6 +99,12 @@ impl ClusterWide {
         }
     }
 
+    /// The same, where other nodes accept numbers of this one.
+    pub(crate) fn sharing(self) -> Self {
+        let numbers = self.numbers.sharing();
+        Self { numbers, ..self }
+    }
+
     /// The object of a number is gone.
     fn rest(&mut self, id: IdentityId, now: BootTime) {
         self.resting.retain(|_, rest| rest.until > now);
@@ -183,6 +189,10 @@ impl PodIdentities for ClusterWide {
 
     fn begin(&mut self) {
         self.waits = true;
+    }
+
+    fn share(&mut self) {
+        self.numbers.end_listing();
     }
 
     fn given(&mut self, labels: &LabelSet, id: IdentityId, now: BootTime) {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dns_policy::boot_time::BootTime;
-use shared_maps::IdentityId;
+use shared_maps::{IdentityId, tunnel::LAST_SHARED};
 
 use super::{
     allocator::{Acquired, NodeLocal},
@@ -64,6 +64,9 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Vec<IdentityId> {
         Vec::new()
     }
+    /// Every object is listed, and other nodes accept the numbers of this one from now on: label sets that have
+    /// one of the cluster's numbers without an object ask again.
+    fn share(&mut self) {}
     /// Whether the object of these labels is gone although they have its number here.
     fn vanished(&self, _labels: &LabelSet) -> bool {
         false
@@ -96,6 +99,24 @@ pub(crate) struct Assigned {
     by_number: BTreeMap<IdentityId, LabelSet>,
     by_labels: HashMap<LabelSet, IdentityId>,
     renumbered: BTreeSet<LabelSet>,
+    /// None: numbers mean nothing to other nodes.
+    sharing: Option<Sharing>,
+}
+
+/// Numbers that other nodes accept as what objects say.
+#[derive(Debug, Default)]
+struct Sharing {
+    /// The label sets to which objects gave numbers in this run, also if the object is gone.
+    given: BTreeMap<IdentityId, LabelSet>,
+    /// Every object is listed.
+    is_listed: bool,
+}
+
+impl Sharing {
+    /// Whether these labels may have the number: it means nothing to other nodes, or the same.
+    fn allows(&self, id: IdentityId, labels: &LabelSet) -> bool {
+        !self.is_listed || id > LAST_SHARED || self.given.get(&id) == Some(labels)
+    }
 }
 
 impl Assigned {
@@ -111,7 +132,20 @@ impl Assigned {
             by_number: BTreeMap::new(),
             by_labels: HashMap::new(),
             renumbered: BTreeSet::new(),
+            sharing: None,
         }
+    }
+
+    /// The same, where other nodes accept numbers of this one.
+    pub(super) fn sharing(self) -> Self {
+        let sharing = Some(Sharing::default());
+        Self { sharing, ..self }
+    }
+
+    /// The numbers of nodes whose pods' packets carry them: those of the cluster are objects' alone.
+    pub(crate) fn shared(restored: Vec<(IdentityId, LabelSet)>) -> Self {
+        let first = IdentityId(LAST_SHARED.0 + 1);
+        Self::with(NodeLocal::endpoints_from(first, restored)).sharing()
     }
 
     /// The number that the cluster has for these labels.
@@ -154,7 +188,11 @@ impl Assigned {
     /// Identity of `labels` with a number of this node, with one reference more.
     pub(super) fn ask_local(&mut self, labels: &LabelSet) -> Asked {
         let others = &self.by_number;
-        let is_free = |id: IdentityId| others.get(&id).is_none_or(|owner| owner == labels);
+        let sharing = self.sharing.as_ref();
+        let is_free = |id: IdentityId| {
+            others.get(&id).is_none_or(|owner| owner == labels)
+                && sharing.is_none_or(|sharing| sharing.allows(id, labels))
+        };
         match self.local.acquire_where(labels, &is_free) {
             Ok(acquired) => Asked::Have(acquired),
             Err(_exhausted) => Asked::Exhausted,
@@ -174,12 +212,26 @@ impl Assigned {
         let Some(labels) = labels else {
             return;
         };
+        if let Some(sharing) = &mut self.sharing {
+            sharing.given.insert(id, labels.clone());
+        }
         // Labels that have the number now get another one.
         let holder = self.local.labels(id).filter(|holder| *holder != labels);
         self.renumbered.extend(holder.cloned());
         self.renumbered.insert(labels.clone());
         self.by_number.insert(id, labels.clone());
         self.by_labels.insert(labels.clone(), id);
+    }
+
+    /// As [`PodIdentities::share`].
+    pub(super) fn end_listing(&mut self) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        sharing.is_listed = true;
+        let held = self.local.allocated().into_iter();
+        let alone = held.filter(|(id, labels, _)| !sharing.allows(*id, labels));
+        self.renumbered.extend(alone.map(|(_, labels, _)| labels));
     }
 }
 
@@ -216,6 +268,10 @@ impl PodIdentities for Assigned {
 
     fn kept(&self) -> Vec<(IdentityId, LabelSet)> {
         self.local.kept()
+    }
+
+    fn share(&mut self) {
+        self.end_listing();
     }
 
     fn allocated(&self) -> Vec<(IdentityId, LabelSet, usize)> {
@@ -304,6 +360,33 @@ mod tests {
         assert_eq!(numbers.sweep(&|_| false), [IdentityId(256)]);
         assert_eq!(numbers.renumbered(), [web.clone()].into());
         assert_eq!(have(&mut numbers, &web), 256);
+        assert_eq!(have(&mut numbers, &db), 257);
+    }
+
+    #[test]
+    fn high_scale_numbers_of_the_cluster_are_those_of_objects() {
+        let [web, db, api] = ["k8s:app=web", "k8s:app=db", "k8s:app=api"].map(set);
+        // A run without the tunnel gave these by itself: they mean other labels elsewhere.
+        let restored = vec![
+            (IdentityId(256), web.clone()),
+            (IdentityId(257), db.clone()),
+        ];
+        let mut numbers = Assigned::shared(restored);
+        assert_eq!(
+            (have(&mut numbers, &web), have(&mut numbers, &db)),
+            (256, 257)
+        );
+        numbers.learn(IdentityId(257), Some(&object(257, &db)), BootTime::START);
+        numbers.renumbered();
+        numbers.share();
+        assert_eq!(numbers.renumbered(), [web.clone()].into());
+        assert_eq!(
+            (have(&mut numbers, &web), have(&mut numbers, &db)),
+            (61_440, 257)
+        );
+        assert_eq!(have(&mut numbers, &api), 61_441);
+        // An object that is gone was the same on all nodes.
+        numbers.learn(IdentityId(257), None, BootTime::START);
         assert_eq!(have(&mut numbers, &db), 257);
     }
 

@@ -24,6 +24,8 @@ pub(crate) fn whole_families() -> [IpNet; 2] {
 pub struct World {
     v4: Label,
     v6: Label,
+    /// Pods of other nodes are not read: blocks of rules inside a block of pods select addresses there.
+    is_pruned: bool,
 }
 
 impl World {
@@ -37,7 +39,13 @@ impl World {
         Self {
             v4: Label::new(RESERVED, v4, ""),
             v6: Label::new(RESERVED, v6, ""),
+            is_pruned: false,
         }
+    }
+
+    /// The same, of a node that does not read pods of other nodes.
+    pub fn pruned(self, is_pruned: bool) -> Self {
+        Self { is_pruned, ..self }
     }
 
     /// World label for addresses of this prefix's family.
@@ -104,12 +112,16 @@ fn block_of(label: &Label) -> Option<IpNet> {
 ///    of CIDR labels only the longest;
 /// 3. inside the cluster neither world nor blocks nor names: a DNS answer with the node's address
 ///    opens nothing. Only nodes have the longest block that an EgressFirewall names, under a
-///    source of its own, and labels of their objects;
+///    source of its own, and labels of their objects. Where pods of other nodes are not read, an
+///    address of which nothing else is known also has the blocks inside the longest block of
+///    pods around it;
 /// 4. outside the world label of the family, and the prefix's own CIDR label if there is nothing
 ///    else.
 pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelSet {
     let mut found: Vec<Label> = Vec::with_capacity(4);
     let (mut cidr, mut node_cidr) = (false, false);
+    // Labels of prefixes that are at least as long as the longest block of pods.
+    let mut inner = 0;
     for (at, metadata) in map.covering(prefix).into_iter().rev() {
         if at == prefix && metadata.identity() == Some(IdentityId::HOST) {
             found.push(Label::new(RESERVED, "host", ""));
@@ -128,7 +140,13 @@ pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) ->
                 node_cidr |= is_node_cidr;
             }
         }
+        if inner == 0 && found.iter().any(|label| label.is_reserved(UNMANAGED)) {
+            inner = found.len();
+        }
     }
+    let is_block = |label: &&Label| [CIDR, CIDR_GROUP].contains(&label.source());
+    let in_pods = found.iter().take(inner).filter(is_block);
+    let in_pods: Vec<Label> = in_pods.filter(|_| world.is_pruned).cloned().collect();
     if !found.iter().any(is_of_node) {
         found.retain(|label| !matches!(label.source(), NODE | NODE_CIDR));
     }
@@ -139,8 +157,9 @@ pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) ->
             !label.is_world() && !outside.contains(&label.source())
         });
         let is_known = |label: &Label| is_inside(label) && !label.is_reserved(UNMANAGED);
-        if found.iter().any(is_known) {
-            found.retain(|label| !label.is_reserved(UNMANAGED));
+        match found.iter().any(is_known) {
+            true => found.retain(|label| !label.is_reserved(UNMANAGED)),
+            false => found.extend(in_pods),
         }
     } else {
         if found.is_empty() {
@@ -353,6 +372,45 @@ mod tests {
         assert_eq!(texts("10.2.0.1/32"), ["reserved:remote-node"]);
         assert_eq!(texts("10.2.0.2/32"), ["reserved:unmanaged"]);
         assert_eq!(texts("10.2.0.0/16"), ["reserved:unmanaged"]);
+    }
+
+    #[test]
+    fn high_scale_blocks_inside_blocks_of_pods_select_where_pods_are_not_read() {
+        let mut map = PrefixMap::default();
+        let flag = Owner::Object(Source::Local, "--pod-cidr".into());
+        put(&mut map, "0.0.0.0/0", Owner::World, &["reserved:world"]);
+        put(&mut map, "10.0.0.0/8", Owner::Policy, &["cidr:10.0.0.0/8"]);
+        put(&mut map, "10.2.0.0/16", flag, &["reserved:unmanaged"]);
+        put(
+            &mut map,
+            "10.2.0.0/16",
+            Owner::Policy,
+            &["cidr:10.2.0.0/16"],
+        );
+        let block = ["cidr:10.2.3.0/24", "reserved:unmanaged"];
+        put(&mut map, "10.2.3.0/24", Owner::Policy, &block[..1]);
+        put(&mut map, "10.2.3.4/32", Owner::Restored, &["fqdn:a.test"]);
+        let nodes = Owner::Object(Source::CustomResource, "nodes".into());
+        put(&mut map, "10.2.3.5/32", nodes, &["reserved:remote-node"]);
+        let texts = |prefix: &str, world: &World| labels(&map, net(prefix), world).texts();
+        let pruned = World::new(false).pruned(true);
+        assert_eq!(texts("10.2.3.0/24", &pruned), block);
+        // Names select nothing there.
+        assert_eq!(texts("10.2.3.4/32", &pruned), block);
+        assert_eq!(texts("10.2.3.5/32", &pruned), ["reserved:remote-node"]);
+        let whole = ["cidr:10.2.0.0/16", "reserved:unmanaged"];
+        assert_eq!(texts("10.2.9.9/32", &pruned), whole);
+        for prefix in ["10.2.3.0/24", "10.2.9.9/32"] {
+            let all = texts(prefix, &World::new(false));
+            assert_eq!(all, ["reserved:unmanaged"], "{prefix}");
+        }
+        // A block around that of pods is one of the world.
+        let mut wide = PrefixMap::default();
+        let flag = Owner::Object(Source::Local, "--pod-cidr".into());
+        put(&mut wide, "10.2.0.0/16", flag, &["reserved:unmanaged"]);
+        put(&mut wide, "10.0.0.0/8", Owner::Policy, &["cidr:10.0.0.0/8"]);
+        let found = labels(&wide, net("10.2.9.9/32"), &pruned);
+        assert_eq!(found.texts(), ["reserved:unmanaged"]);
     }
 
     #[test]

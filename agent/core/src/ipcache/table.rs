@@ -42,6 +42,12 @@ impl Ipcache {
         }
     }
 
+    /// The same, of a node that does not read pods of other nodes.
+    pub fn pruned(self, is_pruned: bool) -> Self {
+        let world = self.world.pruned(is_pruned);
+        Self { world, ..self }
+    }
+
     pub fn world(&self) -> &World {
         &self.world
     }

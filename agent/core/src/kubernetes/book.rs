@@ -154,6 +154,7 @@ impl Book {
             | Body::Group(_)
             | Body::Node(_)
             | Body::ServiceCidr(_)
+            | Body::World(_)
             | Body::NameResolver(_) => {}
         }
     }

@@ -14,6 +14,7 @@ mod read;
 pub mod service;
 pub(crate) mod service_cidr;
 pub mod slice;
+pub(crate) mod world_cidrs;
 
 pub use netpol::policy::Protocol;
 

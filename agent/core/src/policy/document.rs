@@ -9,7 +9,7 @@ use super::{
     cidr_group::CidrGroup,
     cluster::{
         endpoint::CiliumEndpoint, namespace::Namespace, node::Node, pod::Pod, service::Service,
-        service_cidr::ServiceCidr, slice::EndpointSlice,
+        service_cidr::ServiceCidr, slice::EndpointSlice, world_cidrs::WorldCidrs,
     },
     egress_firewall,
     rule::Rule,
@@ -56,6 +56,8 @@ pub enum Body {
     Endpoint(Arc<CiliumEndpoint>),
     /// The number of a label set.
     Identity(CiliumIdentity),
+    /// Blocks outside of the cluster.
+    World(WorldCidrs),
     /// Addresses of a name that EgressFirewalls use.
     NameResolver(Arc<Resolver>),
 }

@@ -10,6 +10,7 @@ use super::{
     cidr_group,
     cluster::{
         endpoint, identity, name_resolver, namespace, node, pod, service, service_cidr, slice,
+        world_cidrs,
     },
     document::Body,
     egress_firewall, network_policy,
@@ -142,6 +143,14 @@ pub(in crate::policy) const KINDS: &[Kind] = &[
         fields: &["security-labels"],
         kept: identity::KEPT,
         read: |head, value, _| Ok(Body::Identity(identity::read(head, value)?)),
+    },
+    Kind {
+        name: "CiliumWorldCIDRs",
+        versions: &["cilium.io/v2alpha1"],
+        placement: Placement::ClusterWide,
+        fields: &["spec"],
+        kept: world_cidrs::KEPT,
+        read: |_, value, _| Ok(Body::World(world_cidrs::read(value)?)),
     },
     Kind {
         name: "Pod",

@@ -1,5 +1,7 @@
 //! `bpf … list`: the pinned maps themselves, read without an agent.
 
+mod tunnel;
+
 use std::{
     hash::Hash,
     net::{IpAddr, SocketAddr},
@@ -33,6 +35,8 @@ pub(crate) async fn run(command: &BpfCommand) -> Result<()> {
             bpf,
         }) => policy(number(&endpoint.endpoint, socket, bpf).await?, bpf),
         BpfCommand::Ct(BpfList::List(args)) => conntrack(args),
+        BpfCommand::World(BpfList::List(args)) => tunnel::world(args),
+        BpfCommand::Sources(BpfList::List(args)) => tunnel::sources(args),
     }
 }
 

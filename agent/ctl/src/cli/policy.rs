@@ -47,9 +47,9 @@ struct Document {
 }
 
 /// Reads `files`, and the document files of directories among them. Fails if a document is
-/// refused, or if a file has none.
-pub(crate) fn validate(files: &[PathBuf], output: Output) -> Result<()> {
-    let all = check(&read_documents(files)?);
+/// refused, or if a file has none. `is_pruned`: the agents read no pods of other nodes.
+pub(crate) fn validate(files: &[PathBuf], is_pruned: bool, output: Output) -> Result<()> {
+    let all = check(&read_documents(files)?, is_pruned);
     print(output, &all, |all| {
         let verdicts = all.iter().map(verdicts);
         verdicts.chain([summary(all)]).collect()
@@ -126,7 +126,7 @@ fn refuse_second_firewalls(read: &mut [ReadFile]) {
 }
 
 /// The verdict on each document; its warnings consider the valid documents of all files.
-fn check(read: &[ReadFile]) -> Vec<Checked> {
+fn check(read: &[ReadFile], is_pruned: bool) -> Vec<Checked> {
     let good = read.iter().flat_map(|(_, documents)| documents).flatten();
     let good: Vec<&PolicyDocument> = good.collect();
     let mut book = Book::new(LabelFilter::default(), "default");
@@ -156,6 +156,12 @@ fn check(read: &[ReadFile]) -> Vec<Checked> {
                 .flatten()
                 .cloned()
                 .chain(warnings(document, &good))
+                .chain(
+                    is_pruned
+                        .then(|| lint::pruned::warnings(document))
+                        .into_iter()
+                        .flatten(),
+                )
                 .collect(),
         },
         Err(error) => Document {
@@ -298,7 +304,7 @@ spec: {egress: []}
             file("b.yaml", FIREWALL),
         ];
         refuse_second_firewalls(&mut read);
-        let checked = check(&read);
+        let checked = check(&read, false);
         let valid: Vec<Vec<bool>> = checked
             .iter()
             .map(|file| file.documents.iter().map(|d| d.valid).collect())

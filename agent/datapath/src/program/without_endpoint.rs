@@ -2,7 +2,7 @@
 
 use std::{os::fd::AsFd as _, path::Path};
 
-use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
+use aya::{Ebpf, EbpfLoader, TestRun as _, TestRunOptions, programs::SchedClassifier};
 use shared_maps::{
     endpoint::{
         CONFIGS, DENY_CLOCKS, HIGH_INTERFACES, INTERFACES, NO_LINK_HEADER, NODE_FLAGS, POLICIES,
@@ -49,7 +49,20 @@ impl Programs {
         name: &'static str,
         flags: u8,
     ) -> Result<Ebpf, ProgramError> {
-        let flags = u32::from(self.node | flags).to_ne_bytes();
+        let mut ebpf = self.object_without_endpoint(name, flags)?;
+        let loaded: &mut SchedClassifier = program(&mut ebpf, name)?;
+        loaded.load().map_err(|error| load(name, &error))?;
+        Ok(ebpf)
+    }
+
+    /// Makes the maps of programs that are of no endpoint. The programs are loaded when they are
+    /// attached; `name` is for errors.
+    pub(in super::super) fn object_without_endpoint(
+        &self,
+        name: &'static str,
+        flags: u8,
+    ) -> Result<Ebpf, ProgramError> {
+        let flags = (self.node | u32::from(flags)).to_ne_bytes();
         let mut loader = EbpfLoader::new();
         loader
             .default_map_pin_directory(self.globals.dir())
@@ -57,16 +70,31 @@ impl Programs {
         for (name, entries) in WITHOUT_ENDPOINT {
             loader.map_max_entries(name, entries);
         }
-        let mut ebpf = loader.load(OBJECT).map_err(|error| load(name, &error))?;
+        self.place_tunnel_maps(&mut loader);
+        let ebpf = loader.load(OBJECT).map_err(|error| load(name, &error))?;
         // Fragments of packets of no endpoint.
         let (items, size) = (fragment::MAX_ENTRIES / 32, size_of::<QueueItem>());
         let queue = create_queue("hf_queue", size, items).map_err(settings)?;
         MapOfMaps::new(descriptor(&ebpf, QUEUES)?, QUEUES)
             .set(&[(Queue::Fragments.index(0), queue.as_fd())])
             .map_err(settings)?;
-        let loaded: &mut SchedClassifier = program(&mut ebpf, name)?;
-        loaded.load().map_err(|error| load(name, &error))?;
         Ok(ebpf)
+    }
+
+    /// Whether the kernel takes the source of what it wraps from a program.
+    pub(in super::super) fn takes_outer_source(ebpf: &mut Ebpf) -> Result<bool, ProgramError> {
+        let name = "tunnel_probe";
+        let probe: &mut SchedClassifier = program(ebpf, name)?;
+        probe.load().map_err(|error| load(name, &error))?;
+        let options = TestRunOptions {
+            data_in: Some(&[0; 64]),
+            ..TestRunOptions::default()
+        };
+        let result = probe
+            .test_run(options)
+            .map_err(|error| load(name, &error))?;
+        probe.unload().map_err(|error| load(name, &error))?;
+        Ok(result.return_value == 1)
     }
 
     /// Attaches what [`Self::load_to_proxy`] has loaded, by the link pinned at `path`.

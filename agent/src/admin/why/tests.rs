@@ -125,6 +125,7 @@ fn outside(found: &Findings) -> [SideRead; 1] {
 fn read() -> AddressRead {
     let key = PolicyKey::new(IDENTITY.0, EGRESS, 6, 443, 16);
     AddressRead {
+        carried: None,
         ipcache: Ok(Some(IDENTITY.0)),
         identity: IDENTITY,
         peer: PeerFound {

@@ -143,7 +143,7 @@ fn body(key: String, body: Body) -> PolicyDocument {
     }
 }
 
-fn pod(number: usize) -> Result<PolicyDocument> {
+pub(super) fn pod(number: usize) -> Result<PolicyDocument> {
     pod_labelled(number, &[])
 }
 
@@ -439,6 +439,6 @@ fn percentile(name: &str, times: &mut [Duration]) -> Result<Timed> {
     })
 }
 
-fn resident() -> Result<u64> {
+pub(super) fn resident() -> Result<u64> {
     usage::resident(std::process::id())
 }

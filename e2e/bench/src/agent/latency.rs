@@ -275,6 +275,7 @@ fn agent(
         tcx: true,
         dns_quota: 0,
         deny_responses: DenyResponses::default(),
+        tunnel: None,
         sdp_group: 0,
     };
     let channel = runner::channel();

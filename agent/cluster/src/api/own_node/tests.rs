@@ -19,6 +19,14 @@ fn addresses(all: &[&str]) -> BTreeSet<IpAddr> {
     all.iter().map(|text| text.parse().unwrap()).collect()
 }
 
+fn own_node(server: &Server) -> OwnNode {
+    OwnNode {
+        api: server.api.clone(),
+        name: "n1".to_owned(),
+        high_scale: None,
+    }
+}
+
 #[test]
 fn the_object_has_every_address_of_the_node_with_its_type_and_belongs_to_the_node() {
     let own = reachable(&addresses(&[
@@ -40,6 +48,25 @@ fn the_object_has_every_address_of_the_node_with_its_type_and_belongs_to_the_nod
     assert_eq!(
         (&owner["kind"], &owner["uid"]),
         (&json!("Node"), &json!("u"))
+    );
+}
+
+#[test]
+fn high_scale_mode_of_the_node_comes_and_goes_with_the_flag() {
+    let own = addresses(&["192.0.2.1"]);
+    let without = wanted("n1", &node(), &own);
+    let mut with = without.clone();
+    with["metadata"]["annotations"] = json!({HIGH_SCALE: "full"});
+    let mut found = without.clone();
+    found["metadata"]["annotations"] = json!({"other": "stays"});
+    let turned_on = merged(&found, &with).unwrap();
+    let expected = json!({"other": "stays", HIGH_SCALE: "full"});
+    assert_eq!(turned_on["metadata"]["annotations"], expected);
+    assert_eq!(merged(&turned_on, &with), None);
+    let turned_off = merged(&turned_on, &without).unwrap();
+    assert_eq!(
+        turned_off["metadata"]["annotations"],
+        json!({"other": "stays"})
     );
 }
 
@@ -79,7 +106,7 @@ async fn it_is_created_once_and_then_only_looked_at() {
     ])
     .await;
     for _ in 0..2 {
-        assert_eq!(write(&server.api, "n1", &own).await, Ok(true));
+        assert_eq!(write(&own_node(&server), &own).await, Ok(true));
     }
     let one = "/apis/cilium.io/v2/ciliumnodes/n1";
     let wanted = [
@@ -113,7 +140,7 @@ async fn what_is_missing_is_named_with_its_remedy() {
         ),
     ] {
         let server = Server::start(answers).await;
-        let error = write(&server.api, "n1", &own).await.unwrap_err();
+        let error = write(&own_node(&server), &own).await.unwrap_err();
         assert!(error.contains(text), "{error}");
     }
 }

@@ -6,6 +6,8 @@
 //! - A backend in the blocks of pods that names a pod which no document describes is left out. Then
 //!   no rule selects it. Outside of these blocks an address is judged as what it is: an author of
 //!   slices may name a pod at any address.
+//!   Where pods of other nodes are not read (`--high-scale-prune`), no document is awaited: the
+//!   address counts at once.
 //! - A pod that went keeps its identity as a backend.
 
 use std::{
@@ -80,7 +82,9 @@ impl State {
         let identity = metadata.and_then(|metadata| metadata.desired);
         match identity.unwrap_or(IdentityId::UNKNOWN) {
             // Only addresses in the blocks of pods and Services are unmanaged.
-            IdentityId::UNMANAGED if backend.pod.is_some() => Behind::UnknownPod,
+            IdentityId::UNMANAGED if backend.pod.is_some() && !self.config.pods.prunes() => {
+                Behind::UnknownPod
+            }
             identity => Behind::Known(identity),
         }
     }

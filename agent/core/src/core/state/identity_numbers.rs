@@ -34,6 +34,15 @@ pub(crate) struct Checkpoints {
     pub(crate) fresh: BTreeSet<IdentityId>,
 }
 
+/// Who gives numbers to label sets of pods.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Givers {
+    /// The range of objects that are to be made, if any.
+    pub(crate) objects: Option<IdentityRange>,
+    /// Other nodes accept the numbers of this one.
+    pub(crate) shares: bool,
+}
+
 /// The allocators of identities, and what of them is on disk.
 #[derive(Debug)]
 pub(crate) struct IdentityNumbers {
@@ -57,15 +66,17 @@ pub(crate) struct IdentityNumbers {
 }
 
 impl IdentityNumbers {
-    /// Starts with the numbers that an earlier run had. `cluster`: the range of objects that are to be made, if any.
+    /// Starts with the numbers that an earlier run had.
     pub(crate) fn new(
         local: Vec<(IdentityId, LabelSet)>,
         endpoints: Vec<(IdentityId, LabelSet)>,
-        cluster: Option<IdentityRange>,
+        givers: Givers,
     ) -> Self {
-        let endpoints: Box<dyn PodIdentities> = match cluster {
-            Some(range) => Box::new(ClusterWide::new(range, endpoints)),
-            None => Box::new(Assigned::new(endpoints)),
+        let endpoints: Box<dyn PodIdentities> = match (givers.objects, givers.shares) {
+            (Some(range), false) => Box::new(ClusterWide::new(range, endpoints)),
+            (Some(range), true) => Box::new(ClusterWide::new(range, endpoints).sharing()),
+            (None, false) => Box::new(Assigned::new(endpoints)),
+            (None, true) => Box::new(Assigned::shared(endpoints)),
         };
         Self {
             local: LocalScopes::new(local),
@@ -73,7 +84,7 @@ impl IdentityNumbers {
             endpoints,
             objects: BTreeMap::new(),
             shares: NamespaceShares::default(),
-            range: cluster,
+            range: givers.objects,
             local_is_due: false,
             endpoint_checkpoint: EndpointCheckpoint::default(),
             fresh: BTreeSet::new(),
@@ -140,6 +151,17 @@ impl IdentityNumbers {
     /// What an earlier run left has its numbers.
     pub(crate) fn begin(&mut self) {
         self.endpoints.begin();
+    }
+
+    /// Every object is listed: other nodes accept the numbers of this one from now on.
+    pub(crate) fn share(&mut self) {
+        self.is_changed = true;
+        self.endpoints.share();
+    }
+
+    /// The object of a number.
+    pub(crate) fn object(&self, id: IdentityId) -> Option<&CiliumIdentity> {
+        self.objects.get(&id)
     }
 
     /// The API server answered that a label set has this number.

@@ -14,12 +14,17 @@ use super::read::address;
 use crate::{
     labels::{Label, LabelSet, NODE, RESERVED},
     policy::validate::{only, prefix},
+    tunnel_mode::TunnelMode,
 };
 
 /// The widest block of one node's pods: private blocks of IPv4 are no wider.
 const WIDEST_V4: u8 = 8;
 /// The same of IPv6: a registry gives no wider one to a network.
 const WIDEST_V6: u8 = 16;
+
+/// Annotation of a CiliumNode: the part of the node in the tunnel between nodes, as in
+/// `--high-scale-ipcache`.
+pub const HIGH_SCALE: &str = "holdfast.io/high-scale";
 
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub struct Node {
     pub pod_blocks: BTreeSet<IpNet>,
     /// Labels of the CiliumNode or Node object.
     pub labels: BTreeMap<String, String>,
+    /// What [`HIGH_SCALE`] says, if that is a mode.
+    pub high_scale: Option<TunnelMode>,
 }
 
 impl Node {
@@ -124,6 +131,8 @@ pub(in crate::policy) fn read_cilium(
     }
     let mut blocks = written_blocks(&spec.get("ipam").mapping()?.get("podCIDRs"))?;
     refuse_odd_blocks(&mut blocks, &outside, warnings);
+    let annotations = top.get("metadata").get("annotations");
+    let high_scale = annotations.get(HIGH_SCALE);
     Ok(Node {
         name: name.to_owned(),
         addresses,
@@ -131,6 +140,7 @@ pub(in crate::policy) fn read_cilium(
         ingress: pair(&spec.get("ingress"))?,
         pod_blocks: blocks.into_values().collect(),
         labels: labels(&top.get("metadata").get("labels")),
+        high_scale: high_scale.as_str().and_then(TunnelMode::of),
     })
 }
 
@@ -225,5 +235,6 @@ pub(in crate::policy) fn read(
         ingress: BTreeSet::new(),
         pod_blocks: blocks.into_values().collect(),
         labels: labels(&top.get("metadata").get("labels")),
+        high_scale: None,
     })
 }

@@ -107,6 +107,30 @@ pub struct ClusterDocuments {
     uid: Option<Arc<str>>,
     /// Uid of the cluster whose stored list stands in.
     stored_uid: Option<Arc<str>>,
+    /// Whether a document counts; others are as if they were gone.
+    is_read: IsRead,
+}
+
+/// Whether documents of a scope have this one.
+pub type Scope = Box<dyn Fn(&PolicyDocument) -> bool + Send>;
+
+/// A scope; none = all documents.
+#[derive(Default)]
+struct IsRead(Option<Scope>);
+
+impl std::fmt::Debug for IsRead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "some" } else { "all" })
+    }
+}
+
+impl IsRead {
+    fn is(&self, document: &Read) -> bool {
+        match (&self.0, document) {
+            (Some(scope), Ok(document)) => scope(document),
+            _ => true,
+        }
+    }
 }
 
 /// Uid of the cluster that these documents are of: that of its namespace kube-system.
@@ -155,7 +179,14 @@ impl ClusterDocuments {
             changed: None,
             uid: None,
             stored_uid: None,
+            is_read: IsRead::default(),
         }
+    }
+
+    /// The same, with the documents of a scope only.
+    pub fn of_scope(self, scope: Scope) -> Self {
+        let is_read = IsRead(Some(scope));
+        Self { is_read, ..self }
     }
 
     /// Uid of the cluster, as the watches saw it; none = not seen yet.
@@ -201,6 +232,7 @@ impl ClusterDocuments {
                 // What the list under way has is younger.
                 && !kind.documents.contains_key(&key)
                 && !kind.refused.contains_key(&key)
+                && self.is_read.is(&document)
             {
                 let (event, refusals_changed) = kind.put(key, STORED, document);
                 self.refusals_changed |= refusals_changed;
@@ -269,6 +301,10 @@ impl ClusterDocuments {
             return events;
         };
         for seen in batch.seen {
+            let seen = match seen {
+                Seen::Put { key, document, .. } if !self.is_read.is(&document) => Seen::Gone(key),
+                other => other,
+            };
             if matches!(&seen, Seen::Put { json: None, .. }) {
                 self.changed = None;
             }

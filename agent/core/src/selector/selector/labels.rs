@@ -74,7 +74,7 @@ impl LabelSelector {
 
     /// Whether it asks for a reserved label by name: only then may it mean something that is
     /// no endpoint.
-    pub(super) fn names_reserved(&self) -> bool {
+    pub(crate) fn names_reserved(&self) -> bool {
         self.requirements.iter().any(|requirement| {
             requirement.source.as_deref() == Some(RESERVED)
                 && matches!(requirement.operator, Operator::In(_) | Operator::Exists)

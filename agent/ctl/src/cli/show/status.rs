@@ -5,7 +5,7 @@ use agent_core::{
     core::snapshot::{Counters, FirewallSummary, LimitView, Reconciled, Summary},
     first_of::first_of,
 };
-use agent_datapath::{quota::QuotaView, upkeep::RepairsView};
+use agent_datapath::{quota::QuotaView, tunnel::TunnelView, upkeep::RepairsView};
 use daemon::command_line::table::{maybe, table};
 use holdfast_agent::{
     admin::model::Status, admin::standby::StandbyView, endpoint::source::taken_in::StartedOpen,
@@ -90,10 +90,31 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
     if let Some(cluster) = &status.cluster {
         rows.push(("Cluster", cluster_source(cluster)));
     }
+    if let Some(tunnel) = &status.tunnel {
+        rows.push(("Tunnel", tunnel_state(tunnel)));
+    }
     if let Some(standby) = &status.standby {
         rows.push(("Standby", waits(standby)));
     }
     rows
+}
+
+/// The tunnel between nodes.
+fn tunnel_state(tunnel: &TunnelView) -> String {
+    let blocks = match tunnel.world_blocks {
+        Some(count) => format!("{count} blocks outside of the cluster"),
+        None => "blocks outside of the cluster are unknown".to_owned(),
+    };
+    let wraps = match tunnel.wraps {
+        true => format!("wraps packets of at most {} bytes", tunnel.inner_mtu),
+        false => "wraps nothing".to_owned(),
+    };
+    format!(
+        "{}, on {}, UDP port {}; {wraps}; {blocks}",
+        tunnel.mode,
+        tunnel.devices.join(", "),
+        tunnel.port
+    )
 }
 
 /// The agent that takes over when the owner ends.

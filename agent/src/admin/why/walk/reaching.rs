@@ -25,6 +25,13 @@ impl Walk<'_> {
     pub(super) fn ipcache(&self, found: &AddressFound, read: &AddressRead) -> Hop {
         let at = found.address;
         let hop = |state, text: String, remedy: &str| hop("ipcache", Some(at), state, text, remedy);
+        if let Some(carried) = &read.carried {
+            let text = format!(
+                "source of identity {}, which came by the tunnel {} ms ago and counts in the place of the ipcache's",
+                carried.identity, carried.age_ms
+            );
+            return hop(HopState::Found, text, "");
+        }
         let shall = match &found.prefix {
             Some(prefix) => format!(
                 "{} by {prefix} of {}",

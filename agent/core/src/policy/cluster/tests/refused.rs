@@ -193,3 +193,38 @@ status:
         );
     }
 }
+
+const WORLD: &str = r"
+apiVersion: cilium.io/v2alpha1
+kind: CiliumWorldCIDRs
+metadata: {name: outside}
+spec: {cidrs: [10.0.0.0/8, 8.8.8.0/24]}
+";
+
+#[test]
+fn high_scale_blocks_outside_of_the_cluster() {
+    let list = "[10.0.0.0/8, 8.8.8.0/24]";
+    let many: Vec<String> = (0..16_385_u32)
+        .map(|number| format!("10.0.{}.{}/32", number >> 8, number & 0xff))
+        .collect();
+    let too_many = format!("[{}]", many.join(", "));
+    for (from, to, field) in [
+        // crd-3 and crd-4
+        (list, "[300.0.0.0/8]", "spec.cidrs[0]"),
+        (list, "[10.0.0.0/33]", "spec.cidrs[0]"),
+        (list, "[192.0.2.0/24, \"2001:db8::/32\"]", "spec.cidrs[1]"),
+        (list, "[192.0.2.0/24, 7]", "spec.cidrs[1]"),
+        (list, "10.0.0.0/8", "spec.cidrs"),
+        (list, &*too_many, "spec.cidrs"),
+        ("cidrs:", "cidr:", "spec.cidr"),
+        ("spec: {cidrs: [10.0.0.0/8, 8.8.8.0/24]}", "", "spec"),
+    ] {
+        refused(WORLD, from, to, field);
+    }
+    for (cidrs, count) in [(list, 2), ("[]", 0), ("[10.0.0.0/8, 10.1.2.3/8]", 1)] {
+        let Body::World(world) = read(&WORLD.replace(list, cidrs)).unwrap().body else {
+            panic!("{cidrs}");
+        };
+        assert_eq!(world.blocks.len(), count, "{cidrs}");
+    }
+}

@@ -1,0 +1,59 @@
+//! Identities that come with packets of other nodes (`--high-scale-ipcache`): peers of policies, although
+//! no prefix here has them.
+//!
+//! Each object of the cluster holds a reference to the identity of its labels. So the policy maps have entries
+//! of it before its first packet comes, as with pods that the ipcache has.
+
+use std::collections::BTreeSet;
+
+use shared_maps::IdentityId;
+
+use super::state::{State, carried::CarriedIdentity};
+use crate::{labels::LabelSet, tunnel_mode::TunnelMode};
+
+impl State {
+    /// Objects of these numbers came, changed or went.
+    pub(super) fn follow_carried(&mut self, numbers: BTreeSet<IdentityId>) {
+        if !self.config.high_scale.is_some_and(TunnelMode::unwraps) {
+            return;
+        }
+        for number in numbers {
+            let labels = self.numbers.object(number);
+            let labels = labels.map(|object| object.labels.clone());
+            self.exchange_carried(number, labels);
+        }
+    }
+
+    /// Label sets whose number came or changed have their identity again.
+    pub(super) fn renumber_carried(&mut self, changed: &BTreeSet<LabelSet>) {
+        let carried = self.cluster.carried.iter();
+        let carried = carried.filter(|(_, one)| changed.contains(&one.labels));
+        let carried: Vec<_> = carried.map(|(id, one)| (*id, one.labels.clone())).collect();
+        for (number, labels) in carried {
+            self.exchange_carried(number, Some(labels));
+        }
+    }
+
+    /// The new identity is acquired before the old one is released, so that one that stays is never without a
+    /// holder.
+    fn exchange_carried(&mut self, number: IdentityId, labels: Option<LabelSet>) {
+        let before = self.cluster.carried.remove(&number);
+        if let Some(labels) = labels {
+            let identity = self.acquire_pod(&labels).ok();
+            let carried = CarriedIdentity { labels, identity };
+            self.cluster.carried.insert(number, carried);
+        }
+        if let Some(identity) = before.and_then(|before| before.identity) {
+            self.numbers.release_endpoint(identity);
+        }
+    }
+
+    /// Every object is listed. Numbers of the cluster that this node gave by itself would mean other labels to
+    /// the nodes that receive them.
+    pub(super) fn share_numbers(&mut self) {
+        if self.config.high_scale.is_some() {
+            self.numbers.share();
+            self.renumber();
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Which pods of the cluster an agent reads (`--high-scale-prune`).
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use crate::policy::{
+    cluster::pod::Pod,
+    document::{Body, PolicyDocument},
+};
+
+/// Labels of pods that every node reads, all of which a pod must have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptLabels(BTreeMap<String, String>);
+
+/// The text names no labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write KEY=VALUE, several with commas, for example k8s-app=kube-dns")]
+pub struct KeptLabelsError;
+
+impl FromStr for KeptLabels {
+    type Err = KeptLabelsError;
+
+    fn from_str(text: &str) -> Result<Self, KeptLabelsError> {
+        let pairs = text.split(',').map(|pair| {
+            let (key, value) = pair.trim().split_once('=').ok_or(KeptLabelsError)?;
+            // Labels of pods have this source everywhere else.
+            let key = key.strip_prefix("k8s:").unwrap_or(key);
+            let is_plain = |text: &str| !text.contains(['=', '!', ' ', '(', ')']);
+            match !key.is_empty() && is_plain(key) && is_plain(value) {
+                true => Ok((key.to_owned(), value.to_owned())),
+                false => Err(KeptLabelsError),
+            }
+        });
+        pairs.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for KeptLabels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs = self.0.iter().map(|(key, value)| format!("{key}={value}"));
+        f.write_str(&pairs.collect::<Vec<_>>().join(","))
+    }
+}
+
+/// Which pods an agent reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PodScope {
+    #[default]
+    All,
+    /// Those of a node, and those with labels of one of these sets.
+    Kept { node: String, keep: Vec<KeptLabels> },
+}
+
+impl PodScope {
+    /// Whether only some of the pods are read.
+    pub fn prunes(&self) -> bool {
+        *self != Self::All
+    }
+
+    /// Whether a document is read; it is no pod's, or of a pod in the scope.
+    pub fn has(&self, document: &PolicyDocument) -> bool {
+        let Self::Kept { node, keep } = self else {
+            return true;
+        };
+        match &document.body {
+            Body::Pod(pod) => {
+                pod.node.as_deref() == Some(node) || keep.iter().any(|keep| keep.select(pod))
+            }
+            // It does not say which node it is of. Pods of this node are known by other documents.
+            Body::Endpoint(endpoint) => keep.iter().any(|keep| {
+                let has = |(key, value): (&String, &String)| {
+                    let mut labels = endpoint.labels.iter();
+                    labels.any(|label| label.key() == key && label.value() == value)
+                };
+                keep.0.iter().all(has)
+            }),
+            _ => true,
+        }
+    }
+}
+
+impl KeptLabels {
+    fn select(&self, pod: &Pod) -> bool {
+        let mut wanted = self.0.iter();
+        wanted.all(|(key, value)| pod.labels.get(key) == Some(value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::parse::parse_documents;
+
+    fn document(kind: &str, rest: &str) -> PolicyDocument {
+        let text = format!("apiVersion: v1\nkind: {kind}\n{rest}");
+        let mut read = parse_documents(&text, "test.yaml");
+        read.remove(0).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn pod(node: &str, labels: &str) -> PolicyDocument {
+        let metadata = format!("metadata: {{name: p, namespace: default, labels: {{{labels}}}}}");
+        document("Pod", &format!("{metadata}\nspec: {{{node}}}\n"))
+    }
+
+    #[test]
+    fn high_scale_scope_is_the_node_and_what_is_kept() {
+        let keep = ["k8s-app=kube-dns", "k8s:app=db,tier=a"];
+        let keep = keep.map(|text| text.parse::<KeptLabels>().unwrap()).into();
+        let scope = PodScope::Kept {
+            node: "n1".to_owned(),
+            keep,
+        };
+        for (node, labels, has) in [
+            ("nodeName: n1", "app: web", true),
+            ("nodeName: n2", "app: web", false),
+            ("", "app: web", false),
+            ("nodeName: n2", "k8s-app: kube-dns", true),
+            ("", "k8s-app: kube-dns", true),
+            ("nodeName: n2", "app: db", false),
+            ("nodeName: n2", "app: db, tier: a, more: x", true),
+        ] {
+            let pod = pod(node, labels);
+            assert_eq!(scope.has(&pod), has, "{node} {labels}");
+            assert!(PodScope::All.has(&pod));
+        }
+        assert!(scope.has(&document("Namespace", "metadata: {name: a}")));
+        assert!(scope.prunes() && !PodScope::All.prunes());
+    }
+
+    #[test]
+    fn high_scale_labels_that_are_kept_are_pairs() {
+        for text in ["k8s-app=kube-dns", "a=b,c=d", "a="] {
+            assert_eq!(text.parse::<KeptLabels>().unwrap().to_string(), text);
+        }
+        for text in ["", "a", "=b", "a!=b", "a in (b)", "a=b,", "a==b"] {
+            assert_eq!(text.parse::<KeptLabels>(), Err(KeptLabelsError), "{text}");
+        }
+    }
+}

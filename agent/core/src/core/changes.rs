@@ -333,7 +333,7 @@ impl State {
             Files::Due => {
                 self.refresh_dns();
                 self.policy.changes_mut().rendered = Some(self.proxies.publication.revision());
-                self.with_other_rules()
+                self.with_outdated_files()
             }
         };
         while self.has_room()
@@ -342,7 +342,7 @@ impl State {
             self.policy.changes_mut().spend(FILE);
             let endpoint = self.endpoints.get(id);
             if endpoint.is_some_and(|endpoint| endpoint.policy_map.is_some()) {
-                self.file(plan, id);
+                self.refresh_file(plan, id);
             }
         }
         if left.is_empty() {

@@ -244,7 +244,9 @@ impl State {
         }
         self.add_endpoint(id, spec, &file.labels, Origin::EarlierRun);
         if self.endpoints.get(id).is_some() {
-            self.files.find(id);
+            let rules = file.rules.as_ref();
+            let rules = rules.map(|found| Arc::new(found.rules.clone()));
+            self.files.find(id, rules);
         }
         if let Some(endpoint) = self.endpoints.get_mut(id)
             && let Some(map) = map

@@ -47,35 +47,34 @@ impl State {
         }
         let mut due = self.files.take_due(self.now);
         if self.proxies.publication.take_stale_files() {
-            due.extend(self.with_other_rules());
+            due.extend(self.with_outdated_files());
         }
         for id in due {
             let endpoint = self.endpoints.get(id);
             if endpoint.is_some_and(|endpoint| endpoint.policy_map.is_some()) {
-                self.file_names(plan, id);
+                self.refresh_file(plan, id);
             }
         }
     }
 
-    /// Endpoints whose DNS rules differ from those in their files.
-    pub(in crate::core) fn with_other_rules(&self) -> Vec<EndpointId> {
+    /// Endpoints whose files have other DNS rules, or are of an earlier run.
+    pub(in crate::core) fn with_outdated_files(&self) -> Vec<EndpointId> {
         let stale = self.endpoints.iter().filter(|endpoint| {
             let subject = self.policy.subject(endpoint.identity);
             let rules = subject.map(|subject| subject.dns());
             let rules = self.restoration.hold().rules_of(endpoint.id).or(rules);
-            self.files.has_other_rules(endpoint.id, rules)
+            self.files.is_outdated(endpoint.id, rules)
         });
         stale.map(|endpoint| endpoint.id).collect()
     }
 
-    /// Plans the write of an endpoint's file, in the background if it is for names alone.
-    fn file_names(&mut self, plan: &mut Plan, id: EndpointId) {
+    /// Plans the write of an endpoint's file, in the background if the file has its rules already.
+    pub(in crate::core) fn refresh_file(&mut self, plan: &mut Plan, id: EndpointId) {
         let Some(endpoint) = self.endpoints.get(id) else {
             return;
         };
         let rules = self.rules_of(endpoint);
-        let for_names_alone = self.files.has_rules(id, &rules);
-        if !for_names_alone || !self.config.names_kept_later {
+        if !self.files.has_rules(id, &rules) || !self.config.names_kept_later {
             self.file(plan, id);
         } else if self.files.is_being_written(id) {
             // The disk is slow: the next write begins after the one under way.

@@ -42,6 +42,8 @@ struct Background {
 #[derive(Debug, Default)]
 struct File {
     presence: Presence,
+    /// This run has planned no write of it yet.
+    is_of_earlier_run: bool,
     /// DNS rules in the file; `None` if unknown.
     rules: Option<Arc<EndpointRules>>,
     written_at: BootTime,
@@ -75,9 +77,12 @@ impl EndpointFiles {
         self.files.insert(id, File::default());
     }
 
-    /// An endpoint has a file of an earlier run.
-    pub(crate) fn find(&mut self, id: EndpointId) {
-        self.files.entry(id).or_default().presence = Presence::Present;
+    /// An endpoint has a file of an earlier run, with these rules.
+    pub(crate) fn find(&mut self, id: EndpointId, rules: Option<Arc<EndpointRules>>) {
+        let file = self.files.entry(id).or_default();
+        file.presence = Presence::Present;
+        file.is_of_earlier_run = true;
+        file.rules = rules;
     }
 
     /// An endpoint went: nothing waits for its file, which is left until it is removed.
@@ -107,14 +112,16 @@ impl EndpointFiles {
         self.files.get(&id).is_some_and(File::exists)
     }
 
-    /// Whether an endpoint has a file, with other rules than these.
-    pub(crate) fn has_other_rules(
+    /// Whether an endpoint has a file, with other rules than these or written by an earlier run.
+    pub(crate) fn is_outdated(
         &self,
         id: EndpointId,
         rules: Option<&Arc<EndpointRules>>,
     ) -> bool {
         let file = self.files.get(&id);
-        file.is_some_and(|file| file.exists() && file.rules.as_ref() != rules)
+        file.is_some_and(|file| {
+            file.exists() && (file.is_of_earlier_run || file.rules.as_ref() != rules)
+        })
     }
 
     /// Whether an endpoint has a file, with these rules.
@@ -202,6 +209,7 @@ impl EndpointFiles {
         };
         let before = std::mem::replace(&mut file.presence, Presence::Present);
         file.failure = None;
+        file.is_of_earlier_run = false;
         file.rules = Some(rules);
         file.written_at = now;
         file.due = None;
@@ -240,6 +248,7 @@ impl EndpointFiles {
         self.last_write += 1;
         if let Some(file) = self.files.get_mut(&id) {
             file.written_at = now;
+            file.is_of_earlier_run = false;
             file.due = None;
             file.background = Some(Background {
                 number: self.last_write,

@@ -113,11 +113,7 @@ impl EndpointFiles {
     }
 
     /// Whether an endpoint has a file, with other rules than these or written by an earlier run.
-    pub(crate) fn is_outdated(
-        &self,
-        id: EndpointId,
-        rules: Option<&Arc<EndpointRules>>,
-    ) -> bool {
+    pub(crate) fn is_outdated(&self, id: EndpointId, rules: Option<&Arc<EndpointRules>>) -> bool {
         let file = self.files.get(&id);
         file.is_some_and(|file| {
             file.exists() && (file.is_of_earlier_run || file.rules.as_ref() != rules)

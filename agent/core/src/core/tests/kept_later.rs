@@ -2,7 +2,10 @@
 
 use shared_maps::EndpointId;
 
-use super::scenario::{Node, WEB};
+use super::{
+    restart::again,
+    scenario::{Node, WEB, spec},
+};
 use crate::{
     core::{CoreConfig, Effect, Event},
     datapath::{plan::NamesWritten, plan::Step},
@@ -117,4 +120,33 @@ fn a_write_for_new_rules_does_not_wait_and_makes_all_durable() {
     assert_eq!(durable(&node), 0);
     kept(&mut node, id, next, true);
     assert_eq!(durable(&node), 1);
+}
+
+/// An agent that takes over has hundreds of them, and new pods wait for the core.
+#[test]
+fn files_of_the_earlier_run_are_written_again_without_a_wait_unless_their_rules_changed() {
+    let config = || CoreConfig {
+        names_kept_later: true,
+        ..CoreConfig::default()
+    };
+    for (policy, waits) in [
+        (WEB.to_owned(), 0),
+        (
+            WEB.replace(
+                "dns: [{matchPattern: \"*\"}]",
+                "dns: [{matchPattern: \"*.io\"}]",
+            ),
+            1,
+        ),
+    ] {
+        let mut node = again(&usual(), config(), &[107]);
+        node.begin();
+        node.policy(&policy);
+        node.endpoint(spec("web", 7, "app=web"));
+        let steps = node.sync();
+        let written = |kind: fn(&Step) -> bool| steps.iter().filter(|step| kind(step)).count();
+        let waited_for = written(|step| matches!(step, Step::WriteEndpoint(..)));
+        let later = written(|step| matches!(step, Step::KeepNames(..)));
+        assert_eq!((waited_for, later), (waits, 1 - waits), "{steps:?}");
+    }
 }

@@ -275,19 +275,31 @@ impl NodeLocal {
     /// Frees identities without references, except those that the datapath still has (`in_force`): they
     /// wait for a later sweep.
     pub(crate) fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
+        let swept = self.sweep_labelled(in_force).into_iter();
+        swept.map(|(id, _)| id).collect()
+    }
+
+    /// As [`Self::sweep`]. Gives also the labels that the numbers had.
+    pub(super) fn sweep_labelled(
+        &mut self,
+        in_force: &dyn Fn(IdentityId) -> bool,
+    ) -> Vec<(IdentityId, LabelSet)> {
         let (kept, swept): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.idle)
             .into_iter()
             .partition(|id| in_force(*id));
         self.idle = kept;
-        for id in &swept {
-            if let Some(slot) = self.slots.remove(id)
-                // Labels whose identity was revived may have got a newer number.
-                && self.ids.get(&slot.labels) == Some(id)
-            {
+        let mut freed = Vec::with_capacity(swept.len());
+        for id in swept {
+            let Some(slot) = self.slots.remove(&id) else {
+                continue;
+            };
+            // Labels whose identity was revived may have got a newer number.
+            if self.ids.get(&slot.labels) == Some(&id) {
                 self.ids.remove(&slot.labels);
             }
+            freed.push((id, slot.labels));
         }
-        swept.into_iter().collect()
+        freed
     }
 
     /// Takes a sweep of `id` back, without references. False if its number is another's now.

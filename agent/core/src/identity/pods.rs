@@ -256,10 +256,14 @@ impl PodIdentities for Assigned {
     }
 
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
-        let swept = self.local.sweep(in_force);
-        let owners = swept.iter().filter_map(|id| self.by_number.get(id));
-        self.renumbered.extend(owners.cloned());
-        swept
+        let swept = self.local.sweep_labelled(in_force);
+        // An owner that had its number here has no pod: nothing of it asks again.
+        let owners = swept.iter().filter_map(|(id, labels)| {
+            let owner = self.by_number.get(id)?;
+            (owner != labels).then(|| owner.clone())
+        });
+        self.renumbered.extend(owners);
+        swept.into_iter().map(|(id, _)| id).collect()
     }
 
     fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
@@ -342,6 +346,20 @@ mod tests {
         assert_eq!(have(&mut numbers, &web), 5000);
         // The document goes: the number stays while it is held.
         numbers.learn(IdentityId(5000), None, BootTime::START);
+        assert_eq!(have(&mut numbers, &web), 5000);
+    }
+
+    /// A look at every pod of the cluster would follow.
+    #[test]
+    fn a_label_set_that_loses_its_last_pod_renumbers_nothing() {
+        let mut numbers = Assigned::new(Vec::new());
+        let web = set("k8s:app=web");
+        numbers.learn(IdentityId(5000), Some(&object(5000, &web)), BootTime::START);
+        assert_eq!(have(&mut numbers, &web), 5000);
+        numbers.renumbered();
+        numbers.release(IdentityId(5000));
+        assert_eq!(numbers.sweep(&|_| false), [IdentityId(5000)]);
+        assert!(numbers.renumbered().is_empty());
         assert_eq!(have(&mut numbers, &web), 5000);
     }
 

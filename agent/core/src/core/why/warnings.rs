@@ -32,6 +32,7 @@ impl Core {
             .chain(state.cluster.pods.warnings().iter().cloned())
             .chain(state.service_warnings())
             .chain(state.node_warnings())
+            .chain(state.own_addresses_as_blocks())
             .chain(unknown_ports);
         all.take(WARNINGS).collect()
     }
@@ -57,6 +58,15 @@ impl State {
                 let key = &document.key;
                 format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
             })
+        })
+    }
+
+    /// Policies that name an address of this node as a block.
+    fn own_addresses_as_blocks(&self) -> impl Iterator<Item = String> {
+        let own = self.lxc.node_addresses();
+        self.policy.repository().iter().flat_map(move |document| {
+            let warnings = lint::own_addresses::warnings(document, own);
+            warnings.map(|warning| format!("policy {}: {warning}", document.key))
         })
     }
 

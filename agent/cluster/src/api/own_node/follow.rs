@@ -31,7 +31,7 @@ const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// What the watch has seen.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Followed {
     /// Hash of the Node's labels.
     labels: Option<u64>,

@@ -202,20 +202,18 @@ async fn labels_are_followed_and_a_missing_right_is_named_until_it_is_there() {
     let (send, mut seen) = channel::channel(Followed::default());
     let name = "n1".to_owned();
     let task = tokio::spawn(follow::run(server.api.clone(), name, send));
-    let refused = |seen: &Followed| seen.refused.clone();
-    let reason = seen.wait_for(|seen| seen.refused.is_some()).await.unwrap();
-    let reason = refused(&reason).unwrap();
+    let refused = seen.wait_for(|seen| seen.refused.is_some()).await;
+    let reason = refused.unwrap().refused.clone().unwrap();
     assert!(
         reason.contains("the verb watch on nodes is missing"),
         "{reason}"
     );
-    seen.wait_for(|seen| seen.refused.is_none()).await.unwrap();
-    seen.changed().await.unwrap();
+    let none = Followed::default();
+    let labelled = |seen: &Followed| seen.refused.is_none() && *seen != none;
+    let first = seen.wait_for(labelled).await.unwrap().clone();
     // The watch that began again with the same labels is no change: the next one is of other labels.
-    let begun = || server.requests.lock().len();
-    assert_eq!(begun(), 3, "{:?}", server.requests.lock());
-    seen.changed().await.unwrap();
-    assert_eq!(begun(), 5, "{:?}", server.requests.lock());
+    seen.wait_for(|seen| *seen != first).await.unwrap();
+    assert_eq!(server.requests.lock().len(), 5);
     let wanted = "GET /api/v1/nodes?watch=true&fieldSelector=metadata.name%3Dn1&resourceVersion=0";
     assert!(
         server.requests.lock()[1..]

@@ -17,6 +17,8 @@ pub mod identity_args;
 mod max_identities;
 pub mod netpol_args;
 pub mod observe_args;
+#[cfg(test)]
+mod parsed;
 mod relay_args;
 pub mod render_args;
 mod resolver_args;

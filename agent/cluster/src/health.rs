@@ -28,6 +28,8 @@ pub struct ClusterHealth {
     relay_certificates: Arc<Mutex<Option<String>>>,
     watches: Arc<Vec<Mutex<State>>>,
     own_node: Arc<Mutex<Option<String>>>,
+    /// Why labels of this Node are not copied, or their changes not followed.
+    node_labels: Arc<Mutex<Option<String>>>,
     /// Why the startup taint of this node cannot be removed.
     startup_taint: Arc<Mutex<Option<String>>>,
     /// Nodes without an agent, and since when.
@@ -70,6 +72,9 @@ pub struct ClusterView {
     pub watches: Vec<WatchHealth>,
     /// Why the object about this node cannot be written; none = it is written.
     pub own_node: Option<String>,
+    /// Why labels of this Node are not copied to that object at once; none = they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_labels: Option<String>,
     /// Why the startup taint of this node cannot be removed; none = it is not there, or the agent
     /// is not ready yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -316,6 +321,20 @@ impl ClusterHealth {
         }
     }
 
+    /// Notes why labels of this Node are not copied to the object about it at once; none = they are.
+    pub(crate) fn set_node_labels(&self, problem: Option<String>) {
+        let mut known = self.node_labels.lock();
+        if *known != problem {
+            if let Some(reason) = &problem {
+                tracing::warn!(
+                    reason,
+                    "labels of this Node are not copied to its CiliumNode at once; the agent tries again"
+                );
+            }
+            *known = problem;
+        }
+    }
+
     /// Why the startup taint of this node cannot be removed; none = it is not there.
     pub(crate) fn set_startup_taint(&self, problem: Option<String>) {
         let mut known = self.startup_taint.lock();
@@ -371,6 +390,7 @@ impl ClusterHealth {
             relay_certificates: self.relay_certificates.lock().clone(),
             watches: self.watches(),
             own_node: self.own_node.lock().clone(),
+            node_labels: self.node_labels.lock().clone(),
             startup_taint: self.startup_taint.lock().clone(),
             nodes_without_agent: self.nodes_without_agent(),
             report_problem: self.report_problem.lock().clone(),

@@ -41,8 +41,8 @@ use holdfast_agent::{
 use self::show::print;
 
 /// What an agent lacks that is not ready.
-const SOURCES: &str =
-    "policies or endpoints are not synced yet: `holdfast-agent status` shows their sources";
+const SOURCES: &str = "policies or endpoints are not synced yet: `holdfast-agent status` names each source that \
+                       cannot be read";
 
 /// Carries out every command except `run`, `relay` and `netpol run`.
 pub(crate) async fn run(command: Command) -> Result<()> {

@@ -112,6 +112,12 @@ pub(crate) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
              addresses for the world: {reason}"
         )
     });
+    let labels = cluster.node_labels.iter().map(|reason| {
+        format!(
+            "the labels of this Node are not copied to its CiliumNode at once, so that rules with a \
+             nodeSelector judge this node by its former labels: {reason}"
+        )
+    });
     let stored = cluster.stored_problem.iter().cloned();
     let certificates = cluster.relay_certificates.iter().map(|reason| {
         format!(
@@ -120,7 +126,11 @@ pub(crate) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
         )
     });
     let stale = stale_watches(cluster);
-    stale.chain(own_node).chain(stored).chain(certificates)
+    stale
+        .chain(own_node)
+        .chain(labels)
+        .chain(stored)
+        .chain(certificates)
 }
 
 /// What holds for the objects of a watch that does not follow.

@@ -71,18 +71,7 @@ impl AllocationArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
-    use super::super::{Cli, Command, Config};
-
-    fn run(flags: &[&str]) -> Result<Config, String> {
-        let line = ["holdfast-agent", "run"].iter().chain(flags);
-        let cli = Cli::try_parse_from(line).map_err(|error| error.to_string())?;
-        let Command::Run(args) = cli.command else {
-            panic!("not run");
-        };
-        Config::try_from(*args).map_err(|error| error.to_string())
-    }
+    use super::super::parsed::run;
 
     #[test]
     fn numbers_of_the_cluster_need_an_api_server_and_a_range() {

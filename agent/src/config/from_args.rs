@@ -130,21 +130,8 @@ fn check_ports(args: &RunArgs) -> Result<(), ConfigError> {
 #[cfg(test)]
 mod tests {
     use agent_datapath::{kernel::MapSizes, tunnel::TunnelMode};
-    use clap::Parser as _;
 
-    use super::{
-        super::{Cli, Command},
-        *,
-    };
-
-    fn run(flags: &[&str]) -> Result<Config, String> {
-        let line = ["holdfast-agent", "run"].iter().chain(flags);
-        let cli = Cli::try_parse_from(line).map_err(|error| error.to_string())?;
-        let Command::Run(args) = cli.command else {
-            panic!("not run");
-        };
-        Config::try_from(*args).map_err(|error| error.to_string())
-    }
+    use super::{super::parsed::run, *};
 
     #[test]
     fn high_scale_flags_are_refused_where_they_cannot_work() {

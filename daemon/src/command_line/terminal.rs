@@ -95,7 +95,7 @@ pub fn harmless(text: &str) -> String {
 }
 
 /// Like [`harmless`], in one line.
-pub(super) fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     escaped(text, is_steering)
 }
 

@@ -7,9 +7,7 @@ use holdfast_e2e::lab::NODE4;
 use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
 use nix::sys::signal::Signal;
 
-use super::containers::{refused, status_has_no_problem, web_with_a_document};
-
-const SOON: Duration = Duration::from_secs(20);
+use super::containers::{SOON, refused, status_has_no_problem, web_with_a_document};
 
 /// Number of the interface at which the endpoint of a container is.
 fn interface_of(lab: &Lab, name: &str) -> Result<u64> {

@@ -8,7 +8,8 @@ use holdfast_e2e::cri::{Machine, Podman, Sent, endpoints, only_allowed_server};
 use holdfast_e2e::lab::NODE4;
 use holdfast_e2e::{AgentOptions, Lab, eventually, until, with_lab};
 
-const SOON: Duration = Duration::from_secs(20);
+/// Until the agent has taken in a change of containers or documents.
+pub(super) const SOON: Duration = Duration::from_secs(20);
 /// How often a container is started again.
 const RESTARTS: u32 = 50;
 

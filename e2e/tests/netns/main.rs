@@ -55,6 +55,7 @@ mod netpol;
 mod network_policies;
 mod node_address;
 mod node_dns;
+mod node_labels;
 mod node_port_ingress;
 mod nodes_and_api_servers;
 mod nodes_without_agent;

@@ -71,6 +71,7 @@ async fn execute(settings: &Settings, command: &Command) -> anyhow::Result<()> {
         }
         Command::Drain(arguments) => {
             let socket = the_only_one(settings)?;
+            refuse_unknown(settings, &socket, || sockets().unwrap_or_default())?;
             if !arguments.force {
                 refuse_last(&socket).await?;
             }
@@ -147,6 +148,36 @@ async fn running(settings: &Settings) -> Vec<Running> {
         }));
     }
     running
+}
+
+/// Fails if a name was given, and no proxy ever listened under it. `others` gives the sockets of this node.
+fn refuse_unknown(
+    settings: &Settings,
+    socket: &Path,
+    others: impl FnOnce() -> Vec<PathBuf>,
+) -> anyhow::Result<()> {
+    let Some(name) = settings.name.as_deref() else {
+        return Ok(());
+    };
+    let is_missing =
+        fs::symlink_metadata(socket).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if settings.admin_socket.is_some() || !is_missing {
+        return Ok(());
+    }
+    let others = others();
+    let names: Vec<_> = others
+        .iter()
+        .filter_map(|path| path.file_stem()?.to_str())
+        .collect();
+    let running = match names.is_empty() {
+        true => "none runs on this node".to_owned(),
+        false => format!("give one of {}", names.join(", ")),
+    };
+    bail!(
+        "--name {name}: no holdfast-sdp has this name; {running}. The built-in proxy of holdfast-agent cannot be \
+         drained: it answers queries only while no holdfast-sdp does. To turn it off, start holdfast-agent with \
+         --disable-builtin-dns-proxy=true"
+    )
 }
 
 /// Fails if no other proxy of this node would get the queries of the one at `socket`.
@@ -371,7 +402,33 @@ fn print<T: Serialize>(
 mod tests {
     use std::os::unix::net::UnixListener;
 
+    use clap::Parser as _;
+
     use super::*;
+    use crate::config::args::Cli;
+
+    #[test]
+    fn a_name_that_no_proxy_has_is_refused_with_the_names_of_the_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(format!("{name}.sock"));
+        let _live = UnixListener::bind(at("a")).unwrap();
+        let refused = |name: &str, others: Vec<PathBuf>| {
+            let line = ["holdfast-sdp", "--name", name];
+            let settings = Cli::try_parse_from(line).unwrap().settings;
+            refuse_unknown(&settings, &at(name), || others).map_err(|error| error.to_string())
+        };
+        let error = refused("builtin", vec![at("a"), at("b")]).unwrap_err();
+        for part in [
+            "--name builtin: no holdfast-sdp has this name; give one of a, b",
+            "built-in proxy of holdfast-agent cannot be drained",
+            "--disable-builtin-dns-proxy=true",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = refused("builtin", Vec::new()).unwrap_err();
+        assert!(error.contains("none runs on this node"), "{error}");
+        assert_eq!(refused("a", vec![at("a")]), Ok(()));
+    }
 
     #[test]
     fn sockets_of_killed_proxies_are_passed_over() {

@@ -17,10 +17,14 @@ const CONTROL: &str = "DEBIAN";
 const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
 /// Placeholders in scripts, each with the functions that replace it in the scripts of several
 /// packages.
-const SHARED: [(&str, &str); 3] = [
+const SHARED: [(&str, &str); 4] = [
     (
         "#SETTINGS#\n",
         include_str!("../../../packaging/debian/settings.sh"),
+    ),
+    (
+        "#UNMOUNTED#\n",
+        include_str!("../../../packaging/debian/unmounted.sh"),
     ),
     (
         "#DELETE#\n",
@@ -130,4 +134,62 @@ fn sums(tree: &Path) -> Result<String> {
     let mut command = process::command("sh", &["-c", script]);
     command.current_dir(tree);
     process::output(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNMOUNTED: &str = include_str!("../../../packaging/debian/unmounted.sh");
+
+    /// Whether the function succeeds, and its output, where `mountpoint` ends with this code.
+    fn unmounted(mounted: u8) -> (bool, String) {
+        let script = format!(
+            "mountpoint() {{ [ \"$*\" = '-q /sys/fs/bpf' ] && return {mounted}; }}\n{UNMOUNTED}\
+             DPKG_MAINTSCRIPT_PACKAGE=holdfast-agent\nunmounted holdfast-agent.service"
+        );
+        let out = process::command("sh", &["-c", &script]).output().unwrap();
+        let text = String::from_utf8(out.stderr).unwrap();
+        (out.status.success(), text)
+    }
+
+    #[test]
+    fn a_refusal_of_systemd_names_what_is_missing_and_the_remedy() {
+        let (is_refused, text) = unmounted(32);
+        assert!(is_refused, "{text}");
+        for part in [
+            "systemd does not start holdfast-agent.service: no file system is mounted at /sys/fs/bpf",
+            "mount -t bpf bpf /sys/fs/bpf",
+            "systemctl start holdfast-agent.service",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(unmounted(0), (false, String::new()));
+    }
+
+    #[test]
+    fn the_scripts_know_every_assertion_of_the_units() {
+        let packaging = repository::root().join("packaging");
+        for unit in [
+            "holdfast-agent.service",
+            "holdfast-agent@.service",
+            "holdfast-sdp@.service",
+            "holdfast-netpol.service",
+        ] {
+            let text = fs::read_to_string(packaging.join(unit)).unwrap();
+            let mut asserts = text.lines().filter(|line| line.starts_with("Assert"));
+            assert!(
+                asserts.all(|line| line == "AssertPathIsMountPoint=/sys/fs/bpf"),
+                "{unit}"
+            );
+        }
+        for package in ["holdfast-agent", "holdfast-sdp"] {
+            let path = packaging.join(format!("debian/{package}.postinst"));
+            let text = fs::read_to_string(path).unwrap();
+            assert!(
+                text.contains("#UNMOUNTED#\n") && text.contains("unmounted \"$"),
+                "{package}"
+            );
+        }
+    }
 }

@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use agent_core::identity::cluster_object::MADE_BY;
+use agent_core::{
+    identity::cluster_object::MADE_BY,
+    policy::cluster::node::{COPIED_LABELS, HIGH_SCALE},
+};
 use serde::{
     Deserialize,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -20,6 +23,17 @@ const METADATA: [&str; 6] = [
     "creationTimestamp",
     "resourceVersion",
     "uid",
+];
+
+/// Annotations of every object that are kept.
+const ANNOTATIONS: [&str; 4] = [
+    // The uid of a static pod.
+    "kubernetes.io/config.mirror",
+    // The maker of a CiliumIdentity.
+    MADE_BY,
+    // Of a CiliumNode.
+    HIGH_SCALE,
+    COPIED_LABELS,
 ];
 
 /// Which fields of a value are kept.
@@ -39,7 +53,7 @@ impl Fields {
     }
 
     /// The fields of an object at `paths`, such as `spec.containers[].ports`. Without paths, every field, and
-    /// from the status only `conditions`. [`METADATA`] and two annotations are always read.
+    /// from the status only `conditions`. [`METADATA`] and [`ANNOTATIONS`] are always read.
     pub(super) fn of_object(paths: &[&'static str]) -> Self {
         let mut root = match paths.is_empty() {
             true => Self::all(),
@@ -60,8 +74,7 @@ impl Fields {
         for name in METADATA {
             root.add(["metadata", name].into_iter());
         }
-        // The uid of a static pod, and the maker of a CiliumIdentity.
-        for name in ["kubernetes.io/config.mirror", MADE_BY] {
+        for name in ANNOTATIONS {
             root.add(["metadata", "annotations", name].into_iter());
         }
         root
@@ -303,6 +316,7 @@ impl<'de> Visitor<'de> for LineOf<'_> {
 
 #[cfg(test)]
 mod tests {
+    use agent_core::policy::kinds;
     use serde_json::json;
 
     use super::*;
@@ -360,6 +374,23 @@ mod tests {
             "status": {"conditions": [{"type": "Valid"}]},
         });
         assert_eq!(page.items, [kept]);
+    }
+
+    #[test]
+    fn a_node_keeps_the_annotations_that_agents_read() {
+        let fields = Fields::of_object(kinds::kept_fields("CiliumNode"));
+        let annotations = json!({HIGH_SCALE: "full", COPIED_LABELS: "region"});
+        let mut written = annotations.clone();
+        written["other"] = json!("dropped");
+        let text = json!({"type": "ADDED", "object": {
+            "apiVersion": "cilium.io/v2", "kind": "CiliumNode",
+            "metadata": {"name": "a", "annotations": written}, "spec": {},
+        }});
+        let read = line(text.to_string().as_bytes(), &fields).unwrap();
+        assert!(
+            matches!(&read, Line::Applied(node) if node["metadata"]["annotations"] == annotations),
+            "{read:?}"
+        );
     }
 
     #[test]

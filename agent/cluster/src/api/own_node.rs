@@ -1,5 +1,5 @@
-//! This node's CiliumNode: the addresses of its interfaces and the blocks of its pods, for the
-//! agents of other nodes.
+//! This node's CiliumNode: the addresses of its interfaces, the blocks of its pods and the labels of
+//! its Node, for the agents of other nodes.
 //!
 //! The Node owns the object, so that it goes with the Node. It is written only if it differs. One
 //! that another program made is left alone.
@@ -18,18 +18,24 @@ use agent_core::{
 use hyper::Method;
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::{sync::watch as channel, time::Instant};
 use tokio_util::sync::CancellationToken;
 
+use self::{follow::Followed, labels::Labels, pace::Pace};
 use super::client::{Api, RequestError};
 use crate::{health::ClusterHealth, own_interfaces};
+
+mod follow;
+mod labels;
+mod pace;
 
 /// Between two looks at the addresses of this node.
 const LOOK: Duration = Duration::from_secs(5);
 /// Between two looks at the objects in the cluster.
 const AGAIN: Duration = Duration::from_secs(600);
-/// The same while the Node has no block of pods: it gets one soon after it was made.
-const AGAIN_WITHOUT_BLOCKS: Duration = Duration::from_secs(60);
+/// The same while the Node has no block of pods, which it gets soon after it was made, and while the
+/// changes of its labels cannot be followed.
+const AGAIN_SOON: Duration = Duration::from_secs(60);
 /// The same after a write that failed.
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(30);
 
@@ -43,12 +49,20 @@ pub(super) struct OwnNode {
 
 /// Keeps the object until the agent stops.
 pub(super) async fn run(node: OwnNode, health: ClusterHealth, stop: CancellationToken) {
-    stop.run_until_cancelled_owned(keep(node, health)).await;
+    let (send, followed) = channel::channel(Followed::default());
+    let both = async {
+        tokio::join!(
+            follow::run(node.api.clone(), node.name.clone(), send),
+            keep(&node, followed, health),
+        )
+    };
+    stop.run_until_cancelled(both).await;
 }
 
-async fn keep(node: OwnNode, health: ClusterHealth) {
+async fn keep(node: &OwnNode, mut followed: channel::Receiver<Followed>, health: ClusterHealth) {
     let mut written: Option<BTreeSet<IpAddr>> = None;
     let mut again = Instant::now();
+    let mut of_labels = Pace::default();
     loop {
         let addresses = match own_interfaces::list().map(|all| all.own) {
             Ok(addresses) => reachable(&addresses),
@@ -58,21 +72,22 @@ async fn keep(node: OwnNode, health: ClusterHealth) {
                 continue;
             }
         };
-        let is_due = Instant::now() >= again;
-        if is_due
-            || written
-                .as_ref()
-                .is_some_and(|written| *written != addresses)
-        {
-            let pause = match write(&node, &addresses).await {
-                Ok(has_blocks) => {
+        let now = Instant::now();
+        let is_moved = written.as_ref().is_some_and(|known| *known != addresses);
+        let is_relabelled =
+            written.is_some() && followed.has_changed().unwrap_or(false) && of_labels.allows(now);
+        if now >= again || is_moved || is_relabelled {
+            if is_relabelled {
+                of_labels.note(now);
+            }
+            let refused = followed.borrow_and_update().refused.clone();
+            let pause = match write(node, &addresses).await {
+                Ok(result) => {
                     health.set_own_node(None);
+                    let pause = result.pause(refused.is_some(), &node.name);
+                    health.set_node_labels(result.labels_left_out.or(refused));
                     written = Some(addresses);
-                    if has_blocks {
-                        AGAIN + share(&node.name)
-                    } else {
-                        AGAIN_WITHOUT_BLOCKS
-                    }
+                    pause
                 }
                 Err(reason) => {
                     health.set_own_node(Some(reason));
@@ -83,6 +98,24 @@ async fn keep(node: OwnNode, health: ClusterHealth) {
             again = Instant::now() + pause;
         }
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// A write that succeeded, or was not necessary.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Written {
+    has_blocks: bool,
+    /// Why the labels of the Node were not copied.
+    labels_left_out: Option<String>,
+}
+
+impl Written {
+    /// Time until the next look.
+    fn pause(&self, is_blind: bool, name: &str) -> Duration {
+        match self.has_blocks && !is_blind {
+            true => AGAIN + share(name),
+            false => AGAIN_SOON,
+        }
     }
 }
 
@@ -102,8 +135,8 @@ fn reachable(all: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     all.iter().filter(is_reachable).copied().collect()
 }
 
-/// Writes the object if it differs; gives whether the Node has blocks of pods.
-async fn write(own: &OwnNode, addresses: &BTreeSet<IpAddr>) -> Result<bool, String> {
+/// Writes the object if it differs.
+async fn write(own: &OwnNode, addresses: &BTreeSet<IpAddr>) -> Result<Written, String> {
     let OwnNode {
         api,
         name,
@@ -124,15 +157,26 @@ async fn write(own: &OwnNode, addresses: &BTreeSet<IpAddr>) -> Result<bool, Stri
     if let Some(mode) = high_scale {
         wanted["metadata"]["annotations"] = json!({HIGH_SCALE: mode});
     }
-    let has_blocks = !wanted["spec"]["ipam"].is_null();
+    let of_node = labels::of_node(&node);
+    let labels_left_out = labels::excess(&of_node);
+    let copied = labels_left_out.is_none().then_some(&of_node);
+    let written = Written {
+        has_blocks: !wanted["spec"]["ipam"].is_null(),
+        labels_left_out,
+    };
     let all = "/apis/cilium.io/v2/ciliumnodes";
     let one = format!("{all}/{name}");
     let (method, path, body) = match api.json(Method::GET, &one, None).await {
-        Ok(found) => match merged(&found, &wanted) {
+        Ok(found) => match merged(&found, &wanted, copied) {
             Some(merged) => (Method::PUT, one.as_str(), merged),
-            None => return Ok(has_blocks),
+            None => return Ok(written),
         },
-        Err(error) if error.code() == Some(404) => (Method::POST, all, wanted),
+        Err(error) if error.code() == Some(404) => {
+            if let Some(copied) = copied {
+                labels::copy(&mut wanted, copied);
+            }
+            (Method::POST, all, wanted)
+        }
         Err(error) if error.code() == Some(403) => {
             return Err(explain("get", "ciliumnodes.cilium.io", &error));
         }
@@ -151,7 +195,7 @@ async fn write(own: &OwnNode, addresses: &BTreeSet<IpAddr>) -> Result<bool, Stri
         }
         _ => error.to_string(),
     })?;
-    Ok(has_blocks)
+    Ok(written)
 }
 
 fn explain(verb: &str, resource: &str, error: &RequestError) -> String {
@@ -229,43 +273,38 @@ fn wanted(name: &str, node: &Value, addresses: &BTreeSet<IpAddr>) -> Value {
     })
 }
 
-/// `found` with what is wanted; none if it is so already, or if it is another program's.
-fn merged(found: &Value, wanted: &Value) -> Option<Value> {
+/// `found` with what is wanted and with the labels of the Node; none if it is so already, or if it is
+/// another program's. Without `copied`, the labels that were copied before stay.
+fn merged(found: &Value, wanted: &Value, copied: Option<&Labels>) -> Option<Value> {
     if found["metadata"]["labels"][MANAGED_BY] != US {
         tracing::debug!("the CiliumNode of this node is another program's, and left alone");
         return None;
     }
-    let owners = &wanted["metadata"]["ownerReferences"];
-    let mode = &wanted["metadata"]["annotations"][HIGH_SCALE];
-    let (spec, has) = (&wanted["spec"], &found["spec"]);
-    let same = ["addresses", "ipam"]
-        .iter()
-        .all(|field| has[field] == spec[field])
-        && found["metadata"]["ownerReferences"] == *owners
-        && found["metadata"]["annotations"][HIGH_SCALE] == *mode
-        && found["metadata"]["labels"][LEFT].is_null();
-    if same {
-        return None;
-    }
     let mut merged = found.clone();
-    merged["metadata"]["ownerReferences"] = owners.clone();
+    let metadata = &mut merged["metadata"];
+    metadata["ownerReferences"] = wanted["metadata"]["ownerReferences"].clone();
+    let mode = &wanted["metadata"]["annotations"][HIGH_SCALE];
     match mode.is_null() {
-        false => merged["metadata"]["annotations"][HIGH_SCALE] = mode.clone(),
+        false => metadata["annotations"][HIGH_SCALE] = mode.clone(),
         true => {
-            let annotations = merged["metadata"]["annotations"].as_object_mut();
+            let annotations = metadata.get_mut("annotations");
+            let annotations = annotations.and_then(Value::as_object_mut);
             annotations.and_then(|all| all.remove(HIGH_SCALE));
         }
     }
     // The agent is here again.
-    let labels = merged["metadata"]["labels"].as_object_mut();
+    let labels = metadata["labels"].as_object_mut();
     labels.and_then(|labels| labels.remove(LEFT));
     for field in ["addresses", "ipam"] {
-        match spec.get(field) {
+        match wanted["spec"].get(field) {
             Some(value) => merged["spec"][field] = value.clone(),
             None => drop(merged["spec"].as_object_mut()?.remove(field)),
         }
     }
-    Some(merged)
+    if let Some(copied) = copied {
+        labels::copy(&mut merged, copied);
+    }
+    (merged != *found).then_some(merged)
 }
 
 #[cfg(test)]

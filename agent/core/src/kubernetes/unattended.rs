@@ -12,10 +12,8 @@ use std::{
 
 use crate::policy::document::{Body, PolicyDocument};
 
-/// Label that says who writes a CiliumNode.
-pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Its value for agents.
-pub const US: &str = "holdfast-agent";
+pub use crate::policy::cluster::node::{MANAGED_BY, US};
+
 /// Label of the CiliumNode of a node that was taken out and cleaned up. An agent that starts there
 /// removes it.
 pub const LEFT: &str = "holdfast.io/left";

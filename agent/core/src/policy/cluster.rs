@@ -8,7 +8,7 @@ pub(crate) mod identity;
 mod metadata;
 pub(crate) mod name_resolver;
 pub mod namespace;
-pub(crate) mod node;
+pub mod node;
 pub mod pod;
 mod read;
 pub mod service;

@@ -21,12 +21,16 @@ use netpol::{
 use serde_json::Value;
 
 use super::{
+    cluster::node::UNKNOWN_LABELS,
     rule::{Direction, PortRule, Ports, Rule, TierAction, TierRule},
     validate::{node_labels, only, pods_of_namespace},
 };
 use crate::{
+    labels::NODE,
     policy::head::Head,
-    selector::selector::{CidrSelector, DnsNameSelector, Selector},
+    selector::selector::{
+        CidrSelector, DnsNameSelector, LabelSelector, Operator, Requirement, Selector,
+    },
 };
 
 pub const KIND: &str = "EgressFirewall";
@@ -104,13 +108,46 @@ fn tier_rule(field: &Field<'_>, warnings: &mut Vec<String>) -> Checked<TierRule>
     let to = field.get("to");
     let to = to.required("add cidrSelector, dnsName or nodeSelector")?;
     let selector = destination(&to, action, warnings)?;
+    let selectors = match selector {
+        Selector::Node(labels) => node_rule(labels, action),
+        other => vec![other],
+    };
     let ports = field.get("ports").items()?.map(|item| port(&item));
     Ok(TierRule {
         path: field.path.as_str().into(),
         action,
-        selectors: vec![selector],
+        selectors,
         ports: ports.collect::<Checked<_>>()?,
     })
+}
+
+/// What a rule by labels of nodes selects. It denies nodes whose labels are unknown, and allows none of them, also
+/// if the labels may not be there.
+fn node_rule(mut labels: LabelSelector, action: TierAction) -> Vec<Selector> {
+    let unknown = |operator| Requirement {
+        source: Some(NODE.to_owned()),
+        key: UNKNOWN_LABELS.to_owned(),
+        operator,
+    };
+    let is_absence =
+        |one: &Requirement| matches!(one.operator, Operator::NotIn(_) | Operator::DoesNotExist);
+    match action {
+        // It selects every node.
+        _ if labels.requirements.is_empty() => vec![Selector::Node(labels)],
+        TierAction::Pass => {
+            if labels.requirements.iter().any(is_absence) {
+                let known = unknown(Operator::DoesNotExist);
+                labels.requirements.insert(known);
+            }
+            vec![Selector::Node(labels)]
+        }
+        TierAction::Deny => {
+            let unknown = LabelSelector {
+                requirements: [unknown(Operator::Exists)].into(),
+            };
+            vec![Selector::Node(labels), Selector::Node(unknown)]
+        }
+    }
 }
 
 fn action(field: &Field<'_>) -> Checked<TierAction> {

@@ -2,6 +2,7 @@
 
 pub mod firewalls;
 pub mod foreign_servers;
+pub mod own_addresses;
 pub mod pruned;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,12 +1,14 @@
 //! `policy validate`: without a running agent.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::Read as _,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::LazyLock,
 };
 
+use agent_cluster::own_interfaces;
 use agent_core::{
     core::config::DNS_SERVICE,
     kubernetes::{book::Book, labels::LabelFilter},
@@ -49,7 +51,9 @@ struct Document {
 /// Reads `files`, and the document files of directories among them. Fails if a document is
 /// refused, or if a file has none. `is_pruned`: the agents read no pods of other nodes.
 pub(crate) fn validate(files: &[PathBuf], is_pruned: bool, output: Output) -> Result<()> {
-    let all = check(&read_documents(files)?, is_pruned);
+    // Without the addresses of this host, one warning is missing, and the verdicts are the same.
+    let own = own_interfaces::list().map(|all| all.own);
+    let all = check(&read_documents(files)?, is_pruned, &own.unwrap_or_default());
     print(output, &all, |all| {
         let verdicts = all.iter().map(verdicts);
         verdicts.chain([summary(all)]).collect()
@@ -125,8 +129,9 @@ fn refuse_second_firewalls(read: &mut [ReadFile]) {
     }
 }
 
-/// The verdict on each document; its warnings consider the valid documents of all files.
-fn check(read: &[ReadFile], is_pruned: bool) -> Vec<Checked> {
+/// The verdict on each document; its warnings consider the valid documents of all files, and the addresses of
+/// this host.
+fn check(read: &[ReadFile], is_pruned: bool, own: &BTreeSet<IpAddr>) -> Vec<Checked> {
     let good = read.iter().flat_map(|(_, documents)| documents).flatten();
     let good: Vec<&PolicyDocument> = good.collect();
     let mut book = Book::new(LabelFilter::default(), "default");
@@ -156,6 +161,7 @@ fn check(read: &[ReadFile], is_pruned: bool) -> Vec<Checked> {
                 .flatten()
                 .cloned()
                 .chain(warnings(document, &good))
+                .chain(lint::own_addresses::warnings(document, own))
                 .chain(
                     is_pruned
                         .then(|| lint::pruned::warnings(document))
@@ -304,7 +310,7 @@ spec: {egress: []}
             file("b.yaml", FIREWALL),
         ];
         refuse_second_firewalls(&mut read);
-        let checked = check(&read, false);
+        let checked = check(&read, false, &BTreeSet::new());
         let valid: Vec<Vec<bool>> = checked
             .iter()
             .map(|file| file.documents.iter().map(|d| d.valid).collect())

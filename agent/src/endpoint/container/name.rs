@@ -34,8 +34,9 @@ pub struct ContainerName {
 /// A text that names no container.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "container: `{0}` names no container; write the runtime, podman or docker, and the name of the \
-     container, for example podman/web"
+    "container: `{}` names no container; write the runtime, podman or docker, and the name of the \
+     container, for example podman/web",
+    .0.escape_debug()
 )]
 pub struct ContainerNameError(String);
 
@@ -115,5 +116,16 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_line_feed_in_a_refused_name_is_escaped() {
+        let error = "podman/web\nok: fine".parse::<ContainerName>().unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.starts_with(r"container: `podman/web\nok: fine` names"),
+            "{error}"
+        );
+        assert!(!error.contains('\n'), "{error}");
     }
 }

@@ -137,7 +137,8 @@ pub enum EndpointError {
     OfOne(&'static str),
     /// A text that no interface can have as its name.
     #[error(
-        "{field}: `{name}` names no interface: a name has 1 to 15 bytes, without spaces, slashes and colons"
+        "{field}: `{}` names no interface: a name has 1 to 15 bytes, without spaces, slashes and colons",
+        name.escape_debug()
     )]
     InterfaceName { field: &'static str, name: String },
     /// A command names a container or an interface.
@@ -155,7 +156,10 @@ pub enum EndpointError {
     #[error("{0} stands beside pod; remove it: the Pod document has the {0}")]
     BesidePod(&'static str),
     /// The value of `pod` is not `namespace/name`.
-    #[error("pod: `{0}` is not a pod; write namespace/name, for example shop/web-0")]
+    #[error(
+        "pod: `{}` is not a pod; write namespace/name, for example shop/web-0",
+        .0.escape_debug()
+    )]
     Pod(String),
     /// A text that is no label.
     #[error("labels: {0}")]

@@ -150,3 +150,56 @@ fn a_node_follows_the_labels_of_its_object() {
         ["cidr:0.0.0.0/0", "cidr:192.0.2.0/24"]
     );
 }
+
+#[test]
+fn nodes_whose_labels_are_unknown_are_denied_and_not_allowed() {
+    let own = r#"
+---
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata:
+  name: worker-4
+  labels: {app.kubernetes.io/managed-by: holdfast-agent}
+spec: {addresses: [{ip: 198.51.100.4, type: InternalIP}]}
+"#;
+    let rules = |rules: &str| {
+        format!(
+            "apiVersion: k8s.ovn.org/v1\nkind: EgressFirewall\n\
+             metadata: {{name: default, namespace: default}}\nspec: {{egress: [{rules}]}}"
+        )
+    };
+    let denies = "{type: Deny, to: {nodeSelector: {matchLabels: {region: west}}}}, \
+                  {type: Allow, to: {cidrSelector: 0.0.0.0/0}}";
+    let allows = "{type: Allow, to: {nodeSelector: {matchExpressions: [\
+                  {key: region, operator: NotIn, values: [west]}]}}}, \
+                  {type: Deny, to: {cidrSelector: 0.0.0.0/0}}";
+    let copied = own.replace(
+        "\nspec",
+        "\n  annotations: {holdfast.io/copied-labels: \"\"}\nspec",
+    );
+    let mut node = Node::synced(CoreConfig::default(), &format!("{WEB}{own}"));
+    let warned = |node: &Node| {
+        let warnings = node.core.policy_warnings();
+        warnings
+            .iter()
+            .any(|text| text.contains("the CiliumNode of worker-4 has no labels"))
+    };
+    assert!(!warned(&node));
+    let unknown = "node:holdfast.io/labels-unknown".to_owned();
+    let address = "198.51.100.4";
+    for text in [denies, allows] {
+        node.policy(&rules(text));
+        assert!(labels(&node, address).contains(&unknown), "{text}");
+        assert!(warned(&node));
+        let selectors = selected(&node, address);
+        let denied = selectors.iter().any(|text| text.contains("labels-unknown"));
+        // The selector of the Allow does not select it.
+        assert_eq!(denied, text == denies, "{selectors:?}");
+        assert_eq!(selectors.contains(&"cidr:0.0.0.0/0".to_owned()), true);
+    }
+    node.policy(&copied);
+    assert!(!labels(&node, address).contains(&unknown));
+    assert!(!warned(&node));
+    let selectors = selected(&node, address);
+    assert_eq!(selectors.len(), 2, "{selectors:?}");
+}

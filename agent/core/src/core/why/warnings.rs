@@ -32,6 +32,8 @@ impl Core {
             .chain(state.cluster.pods.warnings().iter().cloned())
             .chain(state.service_warnings())
             .chain(state.node_warnings())
+            .chain(state.own_addresses_as_blocks())
+            .chain(state.unlabelled_nodes())
             .chain(unknown_ports);
         all.take(WARNINGS).collect()
     }
@@ -57,6 +59,32 @@ impl State {
                 let key = &document.key;
                 format!("policy {key}: there is no CiliumCIDRGroup {name}: it selects nothing")
             })
+        })
+    }
+
+    /// Nodes whose labels are unknown, if a rule selects nodes by labels.
+    fn unlabelled_nodes(&self) -> Option<String> {
+        let documents = self.policy.repository().iter();
+        let nodes = documents.filter_map(|document| match &document.body {
+            Body::Node(node) if node.is_unlabelled => Some(&node.name),
+            _ => None,
+        });
+        let nodes: Vec<&String> = nodes.collect();
+        (!self.cluster.nodes.keys.is_empty() && !nodes.is_empty()).then(|| {
+            format!(
+                "the CiliumNode of {} has no labels of its Node: rules with a nodeSelector deny these \
+                 nodes, and allow none of them, until an agent of this version has copied the labels there",
+                first_of(nodes, NAMED)
+            )
+        })
+    }
+
+    /// Policies that name an address of this node as a block.
+    fn own_addresses_as_blocks(&self) -> impl Iterator<Item = String> {
+        let own = self.lxc.node_addresses();
+        self.policy.repository().iter().flat_map(move |document| {
+            let warnings = lint::own_addresses::warnings(document, own);
+            warnings.map(|warning| format!("policy {}: {warning}", document.key))
         })
     }
 

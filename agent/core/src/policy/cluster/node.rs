@@ -26,6 +26,19 @@ const WIDEST_V6: u8 = 16;
 /// `--high-scale-ipcache`.
 pub const HIGH_SCALE: &str = "holdfast.io/high-scale";
 
+/// Annotation of a CiliumNode that an agent writes: the keys of the labels that the agent copied from
+/// the Node, separated by commas.
+pub const COPIED_LABELS: &str = "holdfast.io/copied-labels";
+
+/// Label that says who writes a CiliumNode.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Its value for agents.
+pub const US: &str = "holdfast-agent";
+
+/// Key of the label that the addresses of a node have while the labels of its Node are unknown. A `Deny` by
+/// labels covers such a node, and an `Allow` does not.
+pub(in crate::policy) const UNKNOWN_LABELS: &str = "holdfast.io/labels-unknown";
+
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -40,6 +53,8 @@ pub struct Node {
     pub pod_blocks: BTreeSet<IpNet>,
     /// Labels of the CiliumNode or Node object.
     pub labels: BTreeMap<String, String>,
+    /// The object has no labels of its Node: an agent wrote it that does not copy them, or could not.
+    pub is_unlabelled: bool,
     /// What [`HIGH_SCALE`] says, if that is a mode.
     pub high_scale: Option<TunnelMode>,
 }
@@ -67,7 +82,10 @@ impl Node {
         }
         let of_object = self.labels.iter().filter(|(key, _)| asked(key));
         let of_object = of_object.map(|(key, value)| Label::new(NODE, key, value));
-        let of_object: Vec<Label> = of_object.collect();
+        let mut of_object: Vec<Label> = of_object.collect();
+        if self.is_unlabelled && asked(UNKNOWN_LABELS) {
+            of_object.push(Label::new(NODE, UNKNOWN_LABELS, ""));
+        }
         for address in &self.addresses {
             let labels = found.entry(IpNet::from(*address)).or_default();
             labels.extend(of_object.iter().cloned());
@@ -133,13 +151,16 @@ pub(in crate::policy) fn read_cilium(
     refuse_odd_blocks(&mut blocks, &outside, warnings);
     let annotations = top.get("metadata").get("annotations");
     let high_scale = annotations.get(HIGH_SCALE);
+    let labels = labels(&top.get("metadata").get("labels"));
+    let is_of_agent = labels.get(MANAGED_BY).is_some_and(|by| by == US);
     Ok(Node {
         name: name.to_owned(),
         addresses,
         health: pair(&spec.get("health"))?,
         ingress: pair(&spec.get("ingress"))?,
         pod_blocks: blocks.into_values().collect(),
-        labels: labels(&top.get("metadata").get("labels")),
+        is_unlabelled: is_of_agent && annotations.get(COPIED_LABELS).value.is_none(),
+        labels,
         high_scale: high_scale.as_str().and_then(TunnelMode::of),
     })
 }
@@ -235,6 +256,7 @@ pub(in crate::policy) fn read(
         ingress: BTreeSet::new(),
         pod_blocks: blocks.into_values().collect(),
         labels: labels(&top.get("metadata").get("labels")),
+        is_unlabelled: false,
         high_scale: None,
     })
 }

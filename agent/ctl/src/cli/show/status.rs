@@ -6,7 +6,10 @@ use agent_core::{
     first_of::first_of,
 };
 use agent_datapath::{quota::QuotaView, tunnel::TunnelView, upkeep::RepairsView};
-use daemon::command_line::table::{maybe, table};
+use daemon::command_line::{
+    table::{maybe, table},
+    terminal::one_line,
+};
 use holdfast_agent::{
     admin::model::Status, admin::standby::StandbyView, endpoint::source::taken_in::StartedOpen,
     identities::view::IdentitiesView, proxies::ProxyView,
@@ -54,7 +57,7 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
     let ready = if status.ready {
         "yes"
     } else {
-        "no: sources are not synced yet"
+        "no: policies or endpoints are not synced yet"
     };
     let repaired = reconciler(&counters.reconciled, &status.repairs);
     let mut rows = vec![
@@ -212,12 +215,13 @@ fn firewalls(summary: &FirewallSummary) -> Option<String> {
     ))
 }
 
-/// A line for each row, the values below each other.
+/// A line for each row, the values below each other. A line feed in a value, for example in a name that
+/// a problem quotes, is escaped: it would begin a line that looks like one of ours.
 pub(crate) fn aligned(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max();
     let width = width.unwrap_or_default();
     rows.iter()
-        .map(|(name, value)| format!("{name:width$}  {value}\n"))
+        .map(|(name, value)| format!("{name:width$}  {}\n", one_line(value)))
         .collect()
 }
 

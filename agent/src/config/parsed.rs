@@ -1,0 +1,15 @@
+//! The settings of flags, for tests.
+
+use clap::Parser as _;
+
+use super::{Cli, Command, Config};
+
+/// The configuration of `holdfast-agent run` with these flags, or the message that refuses them.
+pub(super) fn run(flags: &[&str]) -> Result<Config, String> {
+    let line = ["holdfast-agent", "run"].iter().chain(flags);
+    let cli = Cli::try_parse_from(line).map_err(|error| error.to_string())?;
+    let Command::Run(args) = cli.command else {
+        panic!("not run");
+    };
+    Config::try_from(*args).map_err(|error| error.to_string())
+}

@@ -269,7 +269,7 @@ fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
 }
 
 /// The text of `bpf … list`, which needs no agent.
-fn maps(lab: &Lab, map: &str) -> Result<String> {
+pub(super) fn maps(lab: &Lab, map: &str) -> Result<String> {
     let mut command = lab
         .node
         .command(&program("holdfast-agent")?.display().to_string());

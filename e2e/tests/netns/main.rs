@@ -36,6 +36,8 @@ mod full_maps;
 mod guide;
 mod ha_table;
 mod high_scale;
+mod high_scale_cluster;
+mod high_scale_dns;
 mod high_scale_forged;
 mod high_scale_migration;
 mod high_scale_traffic;

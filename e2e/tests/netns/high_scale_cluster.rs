@@ -95,7 +95,14 @@ fn high_scale_blocks_outside_come_change_and_go_as_objects() {
             "10.0.0.0",
         ] {
             api.put(world("outside", &["10.9.0.0/16", bad]))?;
-            says(&["CiliumWorldCIDRs/outside", "spec.cidrs[1]"])?;
+            says(&["policy documents refused: 1"])?;
+            eventually("the refused object is named", SOON, || {
+                let got = fleet.one.agent(&["policy", "get"])?;
+                let named =
+                    got.contains("CiliumWorldCIDRs/outside") && got.contains("spec.cidrs[1]");
+                ensure!(named, "{got}");
+                Ok(())
+            })?;
             blocks(&all)?;
             says(&["wraps packets of at most 1450 bytes; 3 blocks outside of the cluster"])?;
         }
@@ -281,12 +288,31 @@ fn high_scale_pruning_too_early_is_announced_before_it_hurts() {
             ensure!(counted > 0.0, "{counted}");
             Ok(())
         })?;
+        // The node that wraps already loses nothing, because the other one unwraps.
+        eventually("no node is named as behind", SOON, || {
+            let status = fleet.two.agent(&["status"])?;
+            ensure!(!status.contains("do not unwrap packets"), "{status}");
+            Ok(())
+        })?;
+        // A node that does not unwrap is named, and nothing else.
+        api.edit("ciliumnodes", "", "n1", |node| {
+            node["metadata"]["annotations"]["holdfast.io/high-scale"] = json!("off");
+        })?;
+        fleet.two.status_has(
+            SOON,
+            &["1 of the cluster's nodes do not unwrap packets, and pods there get none from this node: n1;"],
+        )?;
         // Once it wraps, nothing more is counted.
         stop(&mut one)?;
         one = Some(fleet.one.start_agent(&in_cluster(&api, "n1", "full"))?);
         fleet
             .one
             .status_has(SOON, &["wraps packets of at most 1450 bytes"])?;
+        eventually("no node is named as behind", SOON, || {
+            let status = fleet.two.agent(&["status"])?;
+            ensure!(!status.contains("do not unwrap packets"), "{status}");
+            Ok(())
+        })?;
         let before = plain()?;
         is_judged(&pods)?;
         ensure!(plain()? == before, "plain packets although both nodes wrap");

@@ -2,7 +2,7 @@
 //! pod that asked.
 use std::net::IpAddr;
 
-use anyhow::{Result, ensure};
+use anyhow::ensure;
 use holdfast_e2e::dns::server::DnsServer;
 use holdfast_e2e::fleet::with_fleet;
 use holdfast_e2e::lab::web4;
@@ -15,6 +15,7 @@ use super::high_scale::{OF_OTHER, SOON, add_endpoints, add_pods, documents, opti
 use super::high_scale_traffic::seen;
 
 const TRANSPARENT: &str = "--dnsproxy-enable-transparent-mode";
+const OUTSIDE: &str = "--transparent-mode-outside-cluster";
 
 #[test]
 fn high_scale_dns_policy_of_the_server_sees_the_pod_that_asked() {
@@ -33,14 +34,13 @@ fn high_scale_dns_policy_of_the_server_sees_the_pod_that_asked() {
             let file = format!("{app}.yaml");
             fleet.one.write_policy(&file, &egress(app, app, &asks))?;
         }
-        let one = options("full").flag(TRANSPARENT);
-        // The server's block is one of the cluster's pods.
-        let one = one.flag("--pod-cidr=10.77.0.0/24");
+        // This node does not know that the server is a pod.
+        let one = options("full").flag(TRANSPARENT).flag(OUTSIDE);
         let _one = fleet.one.start_agent(&one)?;
         let _two = fleet.two.start_agent(&options("full"))?;
         let _sdp = fleet
             .one
-            .start_sdp(&SdpOptions::default().flag(TRANSPARENT))?;
+            .start_sdp(&SdpOptions::default().flag(TRANSPARENT).flag(OUTSIDE))?;
         add_endpoints(fleet, &pods)?;
         for lab in [fleet.one, fleet.two] {
             lab.status_has(SOON, &["wraps packets of at most 1450 bytes"])?;

@@ -5,7 +5,9 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use agent_core::identity::cluster_object::MADE_BY;
+use agent_core::{
+    high_scale::objects::ANNOTATION as HIGH_SCALE, identity::cluster_object::MADE_BY,
+};
 use serde::{
     Deserialize,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -39,7 +41,7 @@ impl Fields {
     }
 
     /// The fields of an object at `paths`, such as `spec.containers[].ports`. Without paths, every field, and
-    /// from the status only `conditions`. [`METADATA`] and two annotations are always read.
+    /// from the status only `conditions`. [`METADATA`] and three annotations are always read.
     pub(super) fn of_object(paths: &[&'static str]) -> Self {
         let mut root = match paths.is_empty() {
             true => Self::all(),
@@ -60,8 +62,8 @@ impl Fields {
         for name in METADATA {
             root.add(["metadata", name].into_iter());
         }
-        // The uid of a static pod, and the maker of a CiliumIdentity.
-        for name in ["kubernetes.io/config.mirror", MADE_BY] {
+        // The uid of a static pod, the maker of a CiliumIdentity, and the part of a node in the tunnel.
+        for name in ["kubernetes.io/config.mirror", MADE_BY, HIGH_SCALE] {
             root.add(["metadata", "annotations", name].into_iter());
         }
         root
@@ -320,7 +322,8 @@ mod tests {
             "metadata": {"resourceVersion": "7", "continue": "more", "remainingItemCount": 3},
             "items": [{
                 "metadata": {"name": "a", "namespace": "b", "managedFields": [{"x": 1}],
-                    "annotations": {"a": "b", "kubernetes.io/config.mirror": "c", "holdfast.io/made-by": "d"}},
+                    "annotations": {"a": "b", "kubernetes.io/config.mirror": "c", "holdfast.io/made-by": "d",
+                        "holdfast.io/high-scale": "full"}},
                 "spec": {"nodeName": "n", "volumes": [1], "containers": [{"image": "i", "ports": [{"containerPort": 1}]}]},
                 "status": {"phase": "Running"},
             }],
@@ -333,7 +336,8 @@ mod tests {
         );
         let kept = json!({
             "metadata": {"name": "a", "namespace": "b",
-                "annotations": {"kubernetes.io/config.mirror": "c", "holdfast.io/made-by": "d"}},
+                "annotations": {"kubernetes.io/config.mirror": "c", "holdfast.io/made-by": "d",
+                    "holdfast.io/high-scale": "full"}},
             "spec": {"nodeName": "n", "containers": [{"ports": [{"containerPort": 1}]}]},
         });
         assert_eq!(page.items, [kept]);

@@ -123,6 +123,14 @@ impl Options {
         self
     }
 
+    /// Adds the chart's value `highScale.mode`: CiliumWorldCIDRs, and the right to read them.
+    pub fn and_high_scale(mut self) -> Self {
+        let documents = chart::of_high_scale(NAMESPACE, ACCOUNT, &self.reader);
+        self.documents
+            .extend(documents.expect("the chart has YAML"));
+        self
+    }
+
     fn read_by(reader: &str, resolver: ResolverRole) -> Self {
         let documents = chart::of_release(NAMESPACE, ACCOUNT, reader, resolver);
         Self {

@@ -22,7 +22,8 @@ const ROLES: [&str; 11] = [
 ];
 
 /// Conditions around whole templates, which hold here.
-const CONDITIONS: [&str; 5] = [
+const CONDITIONS: [&str; 6] = [
+    "{{- if .Values.highScale.mode }}",
     "{{- if eq .Values.identities.mode \"cluster\" }}",
     "{{- if include \"holdfast.removesTaint\" . }}",
     "{{- if include \"holdfast.admission\" . }}",
@@ -54,6 +55,13 @@ const IDENTITIES_RANGE: [(&str, &str); 2] = [
     ("{{ include \"holdfast.identities.first\" . }}", "256"),
     ("{{ include \"holdfast.identities.last\" . }}", "61439"),
 ];
+
+/// What a release adds with `highScale.mode`.
+const HIGH_SCALE: [&str; 2] = [
+    include_str!("../../../charts/holdfast/templates/high-scale-clusterrole.yaml"),
+    include_str!("../../../charts/holdfast/templates/high-scale-clusterrolebinding.yaml"),
+];
+const WORLD_CRD: &str = include_str!("../../../charts/holdfast/files/crds/ciliumworldcidrs.yaml");
 
 /// The right to remove the startup taint, and the policies that forbid other changes.
 const STARTUP_TAINT: [&str; 4] = [
@@ -121,6 +129,20 @@ pub(super) fn of_identities(namespace: &str, account: &str, reader: &str) -> Res
             text = text.replace(bound, value);
         }
         all.extend(rendered(&text, namespace, account)?);
+    }
+    Ok(all)
+}
+
+/// Documents that a release adds with `highScale.mode`; the program of `reader` reads the cluster.
+pub(super) fn of_high_scale(namespace: &str, account: &str, reader: &str) -> Result<Vec<Value>> {
+    let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
+    let mut all = documents(WORLD_CRD)?;
+    for template in HIGH_SCALE {
+        all.extend(rendered(
+            &template.replace(READERS, &readers),
+            namespace,
+            account,
+        )?);
     }
     Ok(all)
 }

@@ -1,5 +1,4 @@
 //! What a container of podman could do to be without its policy, and what a fault of the host could do to it.
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::cri::{endpoints, only_allowed_server};

@@ -290,7 +290,10 @@ fn a_program_that_was_loaded_with_new_maps_does_not_replace_the_one_that_steers(
         let held = HeldPin::open(&globals.path(SLOTS_NAME))?.context("the map is pinned")?;
         fs::remove_file(held.path())?;
         let replaced = steering_program::replace(&globals, &[held.id()]);
-        assert!(matches!(replaced, Err(SteerError::OtherMaps)), "{replaced:?}");
+        assert!(
+            matches!(replaced, Err(SteerError::OtherMaps)),
+            "{replaced:?}"
+        );
         assert_eq!(node.ask(PEER4, [&proxy, &other])?, [MANY, 0]);
 
         held.pin_again()?;

@@ -16,13 +16,13 @@ use shared_maps::event::Reason;
 use shared_maps::tunnel::{DEFAULT_PORT, vni_in};
 
 pub(super) const SOON: Duration = Duration::from_secs(10);
-const NEVER: Duration = Duration::from_millis(1_500);
+pub(super) const NEVER: Duration = Duration::from_millis(1_500);
 const OTHER: &str = "k8s:app=other,k8s:io.kubernetes.pod.namespace=default";
 pub(super) const PORT: u16 = 8080;
 /// Numbers that the documents give to the labels.
-const OF_WEB: u32 = 4242;
-const OF_CLIENT: u32 = 7777;
-const OF_OTHER: u32 = 5151;
+pub(super) const OF_WEB: u32 = 4242;
+pub(super) const OF_CLIENT: u32 = 7777;
+pub(super) const OF_OTHER: u32 = 5151;
 
 pub(super) const POLICY: &str = r#"
 apiVersion: cilium.io/v2
@@ -110,7 +110,7 @@ pub(super) fn connects(from: &Pod, to: SocketAddr, limit: Duration) -> Result<bo
 }
 
 /// Addresses and VNI of a packet of the tunnel, if it is one and the inner addresses are the same.
-fn wrapped(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u32)> {
+pub(super) fn wrapped(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u32)> {
     let ip = frame.get(14..).filter(|_| is_ipv4(frame))?;
     let port = u16::from_be_bytes(ip.get(22..24)?.try_into().ok()?);
     if ip.first() != Some(&0x45) || ip.get(9) != Some(&17) || port != DEFAULT_PORT {
@@ -126,7 +126,7 @@ fn wrapped(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u32)> {
     (same && header[0] == 8).then(|| (source, destination, vni_in(header)))
 }
 
-fn is_ipv4(frame: &[u8]) -> bool {
+pub(super) fn is_ipv4(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[8, 0])
 }
 
@@ -269,7 +269,7 @@ fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
 }
 
 /// The text of `bpf … list`, which needs no agent.
-fn maps(lab: &Lab, map: &str) -> Result<String> {
+pub(super) fn maps(lab: &Lab, map: &str) -> Result<String> {
     let mut command = lab
         .node
         .command(&program("holdfast-agent")?.display().to_string());

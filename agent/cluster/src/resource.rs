@@ -35,7 +35,7 @@ pub(crate) enum Absence {
 pub const RESOURCES: &[Resource] = without_last(WITH_IDENTITIES);
 
 /// The same, of a cluster whose identities are objects (`--identity-allocation=cluster`).
-pub const WITH_IDENTITIES: &[Resource] = match ALL.split_first() {
+pub(crate) const WITH_IDENTITIES: &[Resource] = match ALL.split_first() {
     Some((_world, others)) => others,
     None => &[],
 };

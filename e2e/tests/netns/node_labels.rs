@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 /// The agent looks at its labels every 5 seconds, and writes repeated changes more slowly.
 const SOON: Duration = Duration::from_secs(45);
-/// An address of this node that no interface has.
-const OWN: fn() -> IpAddr = || web4(20);
+/// An address of the node that a server answers on.
+const OWN: fn() -> IpAddr = || web4(16);
 
 fn cluster(lab: &Lab) -> Result<ApiServer> {
     let directory = lab.directory().join("apiserver");
@@ -89,7 +89,7 @@ fn a_deny_by_labels_of_nodes_follows_the_labels_of_the_node() {
         eventually("the node is closed", SOON, || {
             lab.a.expect_closed(at(OWN(), 80))
         })?;
-        lab.a.expect_open(at(web4(21), 80))?;
+        lab.a.expect_open(at(web4(17), 80))?;
         label_node(&api, &json!({}))?;
         copied(&api, &json!({BY: US, "theirs": "stays"}))?;
         eventually("the node is open again", SOON, || {

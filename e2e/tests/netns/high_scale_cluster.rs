@@ -1,4 +1,4 @@
-//! The tunnel in a cluster with an API server: CiliumWorldCIDRs that come and go, and nodes that do not
+//! The tunnel in a cluster with an API server: CiliumWorldCIDRs that are added and removed, and nodes that do not
 //! read the pods of others.
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -201,7 +201,8 @@ async fn labels_are_followed_and_a_missing_right_is_named_until_it_is_there() {
     .await;
     let (send, mut seen) = channel::channel(Followed::default());
     let name = "n1".to_owned();
-    let task = tokio::spawn(follow::run(server.api.clone(), name, send));
+    let following = follow::run(server.api.clone(), name, send);
+    let task = tokio_util::task::TaskTracker::new().spawn(following);
     let refused = seen.wait_for(|seen| seen.refused.is_some()).await;
     let reason = refused.unwrap().refused.clone().unwrap();
     assert!(

@@ -195,7 +195,7 @@ spec: {addresses: [{ip: 198.51.100.4, type: InternalIP}]}
         let denied = selectors.iter().any(|text| text.contains("labels-unknown"));
         // The selector of the Allow does not select it.
         assert_eq!(denied, text == denies, "{selectors:?}");
-        assert_eq!(selectors.contains(&"cidr:0.0.0.0/0".to_owned()), true);
+        assert!(selectors.contains(&"cidr:0.0.0.0/0".to_owned()));
     }
     node.policy(&copied);
     assert!(!labels(&node, address).contains(&unknown));

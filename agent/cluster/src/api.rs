@@ -5,6 +5,7 @@ pub mod client;
 mod decode;
 pub mod lease;
 pub mod lease_client;
+mod one_object;
 mod own_node;
 pub mod own_set;
 mod report;

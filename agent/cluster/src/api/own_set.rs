@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use hyper::{Method, Request, header::ACCEPT};
+use hyper::Method;
 use serde_json::Value;
 use tokio::{
     sync::watch as channel,
@@ -11,9 +11,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    backoff::Backoff,
     client::{Api, RequestError},
-    watch::Lines,
+    one_object::{Event, Events, Pauses},
 };
 
 /// While the agent stops: pause between two requests.
@@ -22,14 +21,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(15);
 /// While the agent stops: how long it waits for an event of the watch, if it got no clear answer.
 const UNDER_WAY: Duration = Duration::from_secs(2);
-/// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
-/// [`Lines`] gives up a connection that is silent for longer.
-const WATCH_SECONDS: u32 = 100;
-/// A watch that lasted this long did not fail at its beginning.
-const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
-/// Metadata only, so that events stay small: each agent that is replaced changes the status.
-const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-
 /// The DaemonSet of the agent, watched until [`Self::was_deleted`] has its answer: an agent that stops
 /// at the moment of the uninstall still gets the event of the deletion.
 #[derive(Debug)]
@@ -114,48 +105,31 @@ impl OwnSet {
 
 impl Followed {
     async fn follow(self) {
-        let mut backoff = Backoff::default();
+        let mut pauses = Pauses::default();
         loop {
             let begin = Instant::now();
             let ended = self.follow_once().await;
-            let lasted = begin.elapsed() >= LASTED;
-            if lasted {
-                backoff = Backoff::default();
+            if let Err(error) = &ended {
+                tracing::debug!(%error, set = self.name, "cannot follow the agent's DaemonSet");
             }
-            match ended {
-                // No pause, because an uninstall during a pause would be missed.
-                Ok(()) if lasted => continue,
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::debug!(%error, set = self.name, "cannot follow the agent's DaemonSet");
-                }
+            if let Some(pause) = pauses.after(begin, &ended) {
+                sleep(pause).await;
             }
-            sleep(backoff.pause()).await;
         }
     }
 
-    /// Follows the set until the server ends the watch.
-    ///
-    /// - The watch begins with the present state (version 0), not with the version of a read. A read
-    ///   gives the version of the last change. A server that was restarted no longer knows that version,
-    ///   and refuses it each time.
-    /// - The watch has no bookmarks: with bookmarks, a server with an old etcd refuses version 0.
-    /// - The set is read once the watch has begun: if the set was deleted before, the watch has no event.
+    /// Follows the set until the server ends the watch. The set is read once the watch has begun: if
+    /// the set was deleted before, the watch has no event.
     async fn follow_once(&self) -> Result<(), RequestError> {
-        let uri = format!(
-            "{}?watch=true&fieldSelector=metadata.name%3D{}&resourceVersion=0\
-             &timeoutSeconds={WATCH_SECONDS}",
-            self.all, self.name
-        );
-        let request = Request::get(uri).header(ACCEPT, METADATA).body(Vec::new());
-        let request = request.map_err(|error| RequestError::Unreadable(error.to_string()))?;
-        let watch = self.api.send(request).await;
+        let events = Events::begin(&self.api, &self.all, &self.name).await;
         self.note(meaning(answer_of(&self.get().await)));
-        let mut lines = Lines::new(watch?.into_body());
-        while let Some(line) = lines.next().await? {
-            let event: Value = serde_json::from_slice(&line)
-                .map_err(|error| RequestError::Unreadable(error.to_string()))?;
-            self.note(event_of(&event)?);
+        let mut events = events?;
+        while let Some(event) = events.next().await? {
+            self.note(match event {
+                Event::There(set) => meaning(Ok(is_ending(&set))),
+                Event::Deleted => Answer::Gone,
+                Event::Bookmark => Answer::Unclear,
+            });
         }
         Ok(())
     }
@@ -209,24 +183,6 @@ fn answer_of(set: &Result<Value, RequestError>) -> Result<bool, Option<u16>> {
     match set {
         Ok(set) => Ok(is_ending(set)),
         Err(error) => Err(error.code()),
-    }
-}
-
-/// What an event of a watch means.
-fn event_of(event: &Value) -> Result<Answer, RequestError> {
-    let object = event.get("object");
-    match event.get("type").and_then(Value::as_str) {
-        Some("ADDED" | "MODIFIED") => Ok(meaning(Ok(object.is_some_and(is_ending)))),
-        Some("DELETED") => Ok(Answer::Gone),
-        Some("BOOKMARK") => Ok(Answer::Unclear),
-        _ => {
-            let text = |field| object.and_then(|o| o.get(field)).map(Value::to_string);
-            Err(RequestError::Unreadable(format!(
-                "the watch ends with {} {}",
-                text("code").unwrap_or_default(),
-                text("message").unwrap_or_default()
-            )))
-        }
     }
 }
 

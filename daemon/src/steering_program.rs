@@ -15,7 +15,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
-        SkLookup,
+        ProgramError, ProgramInfo, SkLookup,
         links::{FdLink, PinnedLink as LinkPin},
         loaded_programs,
     },
@@ -135,9 +135,14 @@ fn is_good(
     let of = link.info()?.program_id();
     let pinned = loaded_programs().find(|info| info.as_ref().is_ok_and(|info| info.id() == of));
     let pinned = pinned.ok_or("no such program")??;
-    let has = pinned.map_ids()?.unwrap_or_default();
     let same_code = any_code || pinned.tag() == ours.info()?.tag();
-    Ok(same_code && maps.iter().all(|id| has.contains(id)))
+    Ok(same_code && uses(&pinned, &maps)?)
+}
+
+/// Whether a program uses all these maps, by their numbers.
+fn uses(program: &ProgramInfo, maps: &[u32]) -> Result<bool, ProgramError> {
+    let has = program.map_ids()?.unwrap_or_default();
+    Ok(maps.iter().all(|id| has.contains(id)))
 }
 
 /// Attaches the program to this thread's network namespace, in place of an earlier one if there is
@@ -153,8 +158,7 @@ pub fn replace(globals: &Globals, maps: &[u32]) -> Result<u32, SteerError> {
     let mut ebpf = load(globals)?;
     let program = steer(&mut ebpf)?;
     let loaded = program.info().map_err(|error| refused(&error))?;
-    let has = loaded.map_ids().map_err(|error| refused(&error))?;
-    if !has.is_none_or(|has| maps.iter().all(|id| has.contains(id))) {
+    if !uses(&loaded, maps).map_err(|error| refused(&error))? {
         return Err(SteerError::OtherMaps);
     }
     attach(globals, program)?;

@@ -51,9 +51,9 @@ impl SourceValue {
         self.is_within(FRESH, now)
     }
 
-    /// How long ago the entry was written, in nanoseconds; a tick is the unit.
-    pub const fn age_ns(self, now: u32) -> u64 {
-        (now.wrapping_sub(self.seen) as u64) << TICK_BITS
+    /// How long ago the entry was written, in milliseconds; it is exact to a tick.
+    pub const fn age_ms(self, now: u32) -> u64 {
+        ((now.wrapping_sub(self.seen) as u64) << TICK_BITS) / 1_000_000
     }
 
     /// Whether the entry says `identity` and need not be written again yet.

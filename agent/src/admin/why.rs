@@ -32,9 +32,6 @@ use self::{backends::opposite, walk::Walk};
 use super::model::Why;
 use crate::runner::{CoreAway, CoreHandle};
 
-/// Nanoseconds.
-const MILLISECOND: u64 = 1_000_000;
-
 /// A question to `why`: whether the endpoint and the target can exchange packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
@@ -447,7 +444,7 @@ fn carried_by(maps: &Globals, sender: IpAddr) -> Option<Carried> {
     let value = map.get(&key).ok().flatten()?;
     value.is_fresh(now).then(|| Carried {
         identity: value.identity,
-        age_ms: value.age_ns(now) / MILLISECOND,
+        age_ms: value.age_ms(now),
     })
 }
 

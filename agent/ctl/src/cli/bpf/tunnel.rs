@@ -15,8 +15,6 @@ use shared_maps::{
 
 use crate::cli::show::print;
 
-const MILLISECOND: u64 = 1_000_000;
-
 /// Blocks outside of the cluster.
 pub(super) fn world(args: &BpfArgs) -> Result<()> {
     let map = open::<WorldKey, u8>(args, world::NAME, MapKind::LpmTrie)?;
@@ -50,7 +48,7 @@ pub(super) fn sources(args: &BpfArgs) -> Result<()> {
         .map(|(key, value)| SourceLine {
             address: Ipv4Addr::from(key.ip),
             identity: value.identity,
-            age_ms: value.age_ns(now) / MILLISECOND,
+            age_ms: value.age_ms(now),
             counts: value.is_fresh(now),
         })
         .collect();

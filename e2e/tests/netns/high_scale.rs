@@ -34,6 +34,18 @@ spec:
   - fromEndpoints: [{matchLabels: {app: web}}]
 "#;
 
+/// A record of the node names the other pod as refused.
+pub(super) fn other_is_recorded(lab: &Lab) -> Result<()> {
+    eventually("the record names the other pod", SOON, || {
+        let records = lab.agent(&["observe"])?;
+        let of_other = format!("remote {OF_OTHER}, ");
+        let line = records.lines().find(|line| line.contains(&of_other));
+        let line = line.with_context(|| format!("{of_other}: {records}"))?;
+        ensure!(line.contains("policy_denied"), "{line}");
+        Ok(())
+    })
+}
+
 /// The same numbers on every node.
 fn identities() -> String {
     let document = |number, app| {
@@ -180,14 +192,7 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
         ];
         assert_eq!(seen, BTreeSet::from(expected), "on the wire");
         assert_eq!(plain, 0, "packets between pods that are not wrapped");
-        eventually("the record names the other pod", SOON, || {
-            let records = fleet.two.agent(&["observe"])?;
-            let of_other = format!("remote {OF_OTHER}, ");
-            let line = records.lines().find(|line| line.contains(&of_other));
-            let line = line.with_context(|| format!("{of_other}: {records}"))?;
-            ensure!(line.contains("policy_denied"), "{line}");
-            Ok(())
-        })?;
+        other_is_recorded(fleet.two)?;
         ensure!(
             !fleet.two.is_plumbed(web.into())?,
             "an ipcache entry of the other node's pod"

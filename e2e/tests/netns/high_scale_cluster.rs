@@ -11,7 +11,7 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually};
 use serde_json::{Value, json};
 use shared_maps::event::Reason;
 
-use super::high_scale::{NEVER, PORT, SOON, connects, maps, stop};
+use super::high_scale::{NEVER, POLICY, PORT, SOON, connects, maps, stop};
 
 const WORLD: &str = "ciliumworldcidrs";
 
@@ -119,16 +119,6 @@ struct Pods {
     kept: Pod,
 }
 
-const CLIENT_IN: &str = r#"
-apiVersion: cilium.io/v2
-kind: CiliumNetworkPolicy
-metadata: {name: client-in, namespace: default}
-spec:
-  endpointSelector: {matchLabels: {app: client}}
-  ingress:
-  - fromEndpoints: [{matchLabels: {app: web}}]
-"#;
-
 fn pods(fleet: &Fleet<'_>, api: &ApiServer) -> Result<Pods> {
     let pods = Pods {
         web: fleet.pod_of_one("web", 21)?,
@@ -145,6 +135,19 @@ fn pods(fleet: &Fleet<'_>, api: &ApiServer) -> Result<Pods> {
         api.put(pod("default", name, labels, node, &[&of.v4.to_string()]))?;
     }
     Ok(pods)
+}
+
+/// The cluster with its pods. The client has a server, which admits the web server alone.
+fn with_server(fleet: &Fleet<'_>) -> Result<(ApiServer, Pods, Web)> {
+    let options = Options::default().and_identities().and_high_scale();
+    let api = cluster(fleet, options)?;
+    api.put(world("outside", &["203.0.113.0/24"]))?;
+    let pods = pods(fleet, &api)?;
+    let server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
+    for lab in [fleet.one, fleet.two] {
+        lab.write_policy("in.yaml", POLICY)?;
+    }
+    Ok((api, pods, server))
 }
 
 fn add(lab: &Lab, of: &Pod, name: &str) -> Result<()> {
@@ -183,14 +186,7 @@ fn is_judged(pods: &Pods) -> Result<()> {
 #[test]
 fn high_scale_pruned_nodes_read_no_pods_of_others_and_judge_them_all_the_same() {
     with_fleet(|fleet| {
-        let options = Options::default().and_identities().and_high_scale();
-        let api = cluster(fleet, options)?;
-        api.put(world("outside", &["203.0.113.0/24"]))?;
-        let pods = pods(fleet, &api)?;
-        let _server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
-        for lab in [fleet.one, fleet.two] {
-            lab.write_policy("in.yaml", CLIENT_IN)?;
-        }
+        let (api, pods, _server) = with_server(fleet)?;
         let full = |node| in_cluster(&api, node, "full");
         let [mut one, mut two] = start(fleet, [full("n1"), full("n2")])?;
         add_all(fleet, &pods)?;
@@ -260,14 +256,7 @@ fn high_scale_pruned_nodes_read_no_pods_of_others_and_judge_them_all_the_same() 
 #[test]
 fn high_scale_pruning_too_early_is_announced_before_it_hurts() {
     with_fleet(|fleet| {
-        let options = Options::default().and_identities().and_high_scale();
-        let api = cluster(fleet, options)?;
-        api.put(world("outside", &["203.0.113.0/24"]))?;
-        let pods = pods(fleet, &api)?;
-        let _server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
-        for lab in [fleet.one, fleet.two] {
-            lab.write_policy("in.yaml", CLIENT_IN)?;
-        }
+        let (api, pods, _server) = with_server(fleet)?;
         // The first node does not wrap yet.
         let behind = in_cluster(&api, "n1", "decap-only");
         let [mut one, two] = start(fleet, [behind, in_cluster(&api, "n2", "full")])?;

@@ -10,12 +10,12 @@ use holdfast_e2e::lab::at;
 use holdfast_e2e::raw_frames::RawFrames;
 use holdfast_e2e::service::{ServicePort, kube_proxy, service4};
 use holdfast_e2e::web::Web;
-use holdfast_e2e::{Lab, Netns, Pod, Program, eventually};
+use holdfast_e2e::{Lab, Netns, Pod, Program};
 use shared_maps::event::Reason;
 
 use super::high_scale::{
-    NEVER, OF_OTHER, PORT, Pods, SOON, add_endpoints, add_pods, connects, documents, is_ipv4,
-    options, wrapped,
+    NEVER, PORT, Pods, SOON, add_endpoints, add_pods, connects, documents, is_ipv4, options,
+    other_is_recorded, wrapped,
 };
 
 /// For a stream of 100 MiB, on a busy machine.
@@ -87,14 +87,7 @@ fn high_scale_a_service_leads_to_a_pod_of_the_other_node() {
         let (of_tunnel, plain) = seen(&wire)?;
         ensure!(of_tunnel > 4, "{of_tunnel} packets of the tunnel");
         ensure!(plain == 0, "{plain} packets that are not wrapped");
-        eventually("the record names the other pod", SOON, || {
-            let records = fleet.two.agent(&["observe"])?;
-            let of_other = format!("remote {OF_OTHER}, ");
-            let line = records.lines().find(|line| line.contains(&of_other));
-            let line = line.with_context(|| format!("{of_other}: {records}"))?;
-            ensure!(line.contains("policy_denied"), "{line}");
-            Ok(())
-        })?;
+        other_is_recorded(fleet.two)?;
         ensure!(server.visits(backend) == 1, "{}", server.visits(backend));
         Ok(())
     });

@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 struct StageFile {
     version: u32,
-    /// As [`Stage::as_str`].
+    /// Name of a [`Stage`].
     stage: String,
 }
 

@@ -32,7 +32,7 @@ impl TunnelMode {
         self.flags() & UNWRAP != 0
     }
 
-    /// As in `--high-scale-ipcache`.
+    /// The value of `--high-scale-ipcache` that selects this mode.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -50,7 +50,7 @@ impl TunnelMode {
 /// A mode with what follows the last one: the place of a node in a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Without a mode.
+    /// The node has no part in the tunnel.
     Unset,
     Mode(TunnelMode),
     /// `full`, and pods of other nodes are not read.

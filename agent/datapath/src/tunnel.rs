@@ -230,7 +230,7 @@ impl Tunnel {
         }
     }
 
-    /// The native devices.
+    /// Devices that lead to other nodes, by the names in the settings. Each must have an Ethernet header.
     fn devices<'l>(&self, links: &'l [Link]) -> Result<Vec<&'l Link>, TunnelError> {
         let find = |name: &String| {
             let link = links.iter().find(|link| link.name == *name);

@@ -223,7 +223,7 @@ impl Assigned {
         self.by_labels.insert(labels.clone(), id);
     }
 
-    /// As [`PodIdentities::share`].
+    /// Every object is listed: label sets with a number of the cluster and without an object ask again.
     pub(super) fn end_listing(&mut self) {
         let Some(sharing) = &mut self.sharing else {
             return;

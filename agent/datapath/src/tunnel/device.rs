@@ -99,7 +99,6 @@ pub(super) async fn set_up(handle: &Handle, index: u32) -> Result<(), TunnelErro
     set.map_err(failed("turning device hf_vxlan on"))
 }
 
-/// Removes a device.
 pub(super) async fn delete(handle: &Handle, index: u32) -> Result<(), TunnelError> {
     let deleted = handle.link().del(index).execute().await;
     deleted.map_err(failed("removing device hf_vxlan"))

@@ -33,7 +33,7 @@ pub enum TunnelError {
     /// The kernel refuses a request about a device.
     #[error("{what}: {source}")]
     Netlink {
-        /// What was asked.
+        /// The request, such as "removing device hf_vxlan".
         what: &'static str,
         source: rtnetlink::Error,
     },

@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 /// The tunnel of this node.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct TunnelView {
-    /// As in `--high-scale-ipcache`.
+    /// `off`, `decap-only` or `full`.
     pub mode: String,
     /// Devices that lead to other nodes.
     pub devices: Vec<String>,
     /// Longest IP packet of a pod that needs no fragments, in bytes.
     pub inner_mtu: u32,
-    /// UDP port.
+    /// UDP port of wrapped packets.
     pub port: u16,
     /// Packets to pods of other nodes are wrapped.
     pub wraps: bool,

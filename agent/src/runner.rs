@@ -347,6 +347,7 @@ impl Runner {
                 return;
             };
             engine.finish_planned();
+            let is_busy = input.is_some() || !events.is_empty();
             merge::merged(events.drain(..), |event| engine.step(event));
             if engine.core.change_in_progress() {
                 engine.step(Event::ContinueChange);
@@ -360,7 +361,10 @@ impl Runner {
                     return;
                 }
             }
-            let due = engine.core.next_deadline();
+            let due = match is_busy {
+                true => engine.core.next_urgent(),
+                false => engine.core.next_deadline(),
+            };
             if due.is_some_and(|at| at <= BootTime::now()) {
                 engine.step(Event::Tick);
             }

@@ -160,7 +160,11 @@ async fn own(
         }
         None => {
             let state = StateDirLock::take(state_dir)?;
-            (BpfRootLock::take(&config.flags.bpf_root)?, state, Begin::Start)
+            (
+                BpfRootLock::take(&config.flags.bpf_root)?,
+                state,
+                Begin::Start,
+            )
         }
     };
     let file = OwnerFile::new(&config.node_name, settings.clone());

@@ -281,6 +281,7 @@ impl Proxies {
 
     /// The rules are complete from now on.
     pub fn ready(&self) {
+        tracing::info!("all sources are in force");
         self.shared
             .rules
             .send_modify(|table| Arc::make_mut(table).ready = true);

@@ -47,6 +47,7 @@ pub(crate) mod identity_feed;
 mod merge;
 pub(crate) mod pulse;
 mod shared;
+mod start;
 
 use self::{
     engine::Engine,

@@ -175,6 +175,11 @@ impl Core {
         }
     }
 
+    /// Whether the first listings of all sources are complete.
+    pub fn is_synced(&self) -> bool {
+        self.state.restoration.is_synced()
+    }
+
     /// Whether a change of policy has parts left: an [`Event::ContinueChange`] has to follow, and other
     /// events may come before it.
     pub fn change_in_progress(&self) -> bool {

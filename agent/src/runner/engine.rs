@@ -16,7 +16,7 @@ use agent_core::{
 use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
-use super::Feeds;
+use super::{Feeds, start::Start};
 use crate::proxies::Proxies;
 
 /// Maximum failed steps of one plan that are logged one by one.
@@ -51,6 +51,7 @@ pub(super) struct Engine {
     pub(super) wakes_at: Option<BootTime>,
     /// A step panicked on a stream's thread: what the core knows may be half changed.
     pub(super) broken: bool,
+    start: Start,
 }
 
 impl Engine {
@@ -68,6 +69,7 @@ impl Engine {
             planned: None,
             wakes_at: None,
             broken: false,
+            start: Start::default(),
         }
     }
 
@@ -143,6 +145,7 @@ impl Engine {
         if took > SLOW {
             tracing::debug!(kind, steps, ?planned, ?took, "an event took long");
         }
+        self.start.note_synced(&self.core);
     }
 
     fn carry_out(&mut self, plan: Plan, by_source: bool) {

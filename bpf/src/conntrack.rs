@@ -188,11 +188,9 @@ fn is_still_allowed(value: *mut CtValue, packet: &Packet, direction: u8, role: A
     if opened_by == IdentityId::HOST.0 {
         return true;
     }
-    // The node's address is also that of connections that it opened for others.
-    let of_node = flags & FLAG_FROM_PROXY != 0 || identity == IdentityId::HOST.0;
-    // The ipcache does not know the pods that name themselves.
-    let names_itself = flags & FLAG_FROM_TUNNEL != 0;
-    let identity = if of_node || names_itself {
+    // The ipcache does not know who opened it: a proxy, or a pod that names itself. The node's address is
+    // also that of connections that it opened for others.
+    let identity = if flags & KINDS != 0 || identity == IdentityId::HOST.0 {
         opened_by
     } else {
         identity

@@ -137,8 +137,10 @@ fn judge(ctx: &TcContext, packet: &mut Packet, trace: &mut Trace) -> Result<Reas
             _ => Reason::Redirected,
         });
     }
-    let verdict = judge_flow(ctx, packet, trace);
-    let verdict = verdict.and_then(|mark| tunnel::guard(packet).map(|()| mark));
+    let verdict = match judge_flow(ctx, packet, trace) {
+        Ok(mark) if config::guards_tunnel() => tunnel::guard(packet).map(|()| mark),
+        verdict => verdict,
+    };
     let mark = match verdict {
         Ok((0, _)) if config::transparent() && transparent::is_for_proxy(ctx, packet) => {
             (mark::MAGIC_TO_PROXY, Reason::Returned)

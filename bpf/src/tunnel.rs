@@ -120,10 +120,10 @@ fn wrapped_to(address: Address) -> Option<u32> {
 // === What a pod sends ===
 
 /// Whether a pod may send a packet: only nodes send to the tunnel's port, because what a peer
-/// unwraps names its sender.
+/// unwraps names its sender. For nodes that have a mode.
 #[inline(always)]
 pub(crate) fn guard(packet: &Packet) -> Result<(), Reason> {
-    if !config::guards_tunnel() || packet.family != FAMILY_IPV4 || packet.protocol != UDP {
+    if packet.family != FAMILY_IPV4 || packet.protocol != UDP {
         return Ok(());
     }
     if is_to_port(packet, settings().port) && !is_in_world(packet.daddr) {

@@ -245,7 +245,9 @@ impl Programs {
             loader.map_max_entries(DENY_CLOCKS, 1);
         }
         self.place_tunnel_maps(&mut loader);
-        let mut ebpf = loader.load(self.object).map_err(|error| load("all", &error))?;
+        let mut ebpf = loader
+            .load(self.object)
+            .map_err(|error| load("all", &error))?;
         let maps = SlotMaps {
             interfaces: map(&ebpf, INTERFACES, MapKind::Array)?,
             high_interfaces: map(&ebpf, HIGH_INTERFACES, MapKind::Hash)?,

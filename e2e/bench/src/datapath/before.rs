@@ -16,9 +16,9 @@ use shared_maps::policy::{EGRESS, INGRESS};
 /// How often the programs are loaded.
 const LOADS: u32 = 4;
 /// Turns of each object in a round.
-const TURNS: usize = 25;
+const TURNS: usize = 90;
 /// Runs of a program in a turn.
-const REPEAT: u32 = 40_000;
+const REPEAT: u32 = 10_000;
 
 /// A packet at one of the programs.
 struct Row {
@@ -92,11 +92,23 @@ fn rows() -> Vec<Row> {
     let out = |transport| Packet::new(POD4, PEER4, transport);
     let inward = |transport| Packet::new(PEER4, POD4, transport);
     row("from_pod IPv4 TCP segment", out(ack()), false);
-    row("from_pod IPv4 UDP query, redirected", out(udp(4000, 53)), false);
-    row("from_pod IPv4 UDP packet, refused", out(udp(4000, 99)), false);
+    row(
+        "from_pod IPv4 UDP query, redirected",
+        out(udp(4000, 53)),
+        false,
+    );
+    row(
+        "from_pod IPv4 UDP packet, refused",
+        out(udp(4000, 99)),
+        false,
+    );
     row("from_pod IPv4 UDP reply", out(udp(90, 5000)), false);
     row("to_pod IPv4 UDP packet", inward(udp(5000, 90)), true);
-    row("to_pod IPv4 UDP packet, refused", inward(udp(5000, 99)), true);
+    row(
+        "to_pod IPv4 UDP packet, refused",
+        inward(udp(5000, 99)),
+        true,
+    );
     row("to_pod IPv4 TCP reply", inward(reply()), true);
     let out = |transport| Packet::new(POD6, PEER6, transport);
     let inward = |transport| Packet::new(PEER6, POD6, transport);
@@ -124,24 +136,21 @@ fn prepare(kernel: &mut Kernel) -> Result<()> {
 
 /// The objects in turns.
 fn round(kernels: &mut [Kernel], row: &Row, times: &mut Times) -> Result<()> {
-    let [before, now, again] = kernels else {
-        return Ok(());
-    };
     let (mut ratios, mut noise) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
-        // Which one is first alternates: the clock of the CPU has a trend.
-        let (first, second, third) = if turn % 2 == 0 {
-            let first = cost(before, row)?;
-            (first, cost(now, row)?, cost(again, row)?)
-        } else {
-            let third = cost(again, row)?;
-            let second = cost(now, row)?;
-            (cost(before, row)?, second, third)
-        };
-        times.before.push(first);
-        times.now.push(second);
-        ratios.push(second / first);
-        noise.push(third / second);
+        // Each object comes first, second and third equally often.
+        let mut costs = [0.0; 3];
+        for place in 0..3 {
+            let object = (turn + place) % 3;
+            if let (Some(kernel), Some(slot)) = (kernels.get_mut(object), costs.get_mut(object)) {
+                *slot = cost(kernel, row)?;
+            }
+        }
+        let [before, now, again] = costs;
+        times.before.push(before);
+        times.now.push(now);
+        ratios.push(now / before);
+        noise.push(again / now);
     }
     times.ratios.push(median(&mut ratios));
     times.noise.push(median(&mut noise));

@@ -14,9 +14,9 @@ use nix::time::{ClockId, clock_gettime};
 use shared_maps::policy::{EGRESS, INGRESS};
 
 /// How often the programs are loaded.
-const LOADS: u32 = 4;
+const LOADS: usize = 6;
 /// Turns of each object in a round.
-const TURNS: usize = 90;
+const TURNS: usize = 60;
 /// Runs of a program in a turn.
 const REPEAT: u32 = 10_000;
 
@@ -43,11 +43,15 @@ pub(crate) fn compare(object: &Path, rounds: u32) -> Result<()> {
     let before: &'static [u8] = Vec::leak(bytes);
     let rows = rows();
     let mut times: Vec<Times> = rows.iter().map(|_| Times::default()).collect();
-    for _ in 0..LOADS {
-        with_objects(&[Some(before), None, None], |kernels| {
+    for load in 0..LOADS {
+        // Each object is also loaded first, second and third equally often.
+        let mut objects = [Some(before), None, None];
+        objects.rotate_right(load % 3);
+        with_objects(&objects, |kernels| {
             for kernel in &mut *kernels {
                 prepare(kernel)?;
             }
+            kernels.rotate_left(load % 3);
             for (row, times) in rows.iter().zip(&mut times) {
                 for _ in 0..rounds {
                     round(kernels, row, times)?;

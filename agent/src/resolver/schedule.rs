@@ -19,15 +19,16 @@ use super::object::{AddressStatus, GRACE, ObjectKey, Resolver, Settings, Status,
 pub(crate) const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// How far the clocks of nodes may differ, seconds.
 const SKEW: u32 = 60;
-/// Maximum DNS servers that one look-up asks, if the name has several addresses.
+/// Maximum number of DNS servers that one look-up asks, if the name has several addresses.
 const FAN_OUT: usize = 5;
-/// Maximum names that are looked up again. The names of the objects come before names that wildcards found.
+/// Maximum number of names that are looked up again. It limits only names that pods looked up under a wildcard: the
+/// `spec.name` of each object is always planned.
 pub(crate) const MAX_PLANNED: usize = 50_000;
 
-/// The status without the addresses whose grace period is over; `None` if all of them stay. `looked_up` is when the
-/// last look-up of a name ended: an address stays until a look-up ended after its TTL, so that a silent server
-/// removes nothing before the failure is counted. A look-up in the future, by a node with a wrong clock, counts as a
-/// look-up of now: otherwise its address would stay for as long as that clock was wrong.
+/// The status without the addresses whose grace period is over; `None` if nothing changes. `looked_up` gives the time
+/// at which the last look-up of a name ended. An address stays until a look-up has ended after the end of its TTL: if
+/// the server is silent, the failure is thus counted before any address goes. A look-up in the future, by a node with
+/// a wrong clock, counts as a look-up of now: otherwise its address would stay until that time has come.
 pub(crate) fn expire(
     status: &Status,
     now: UnixTime,
@@ -56,8 +57,8 @@ pub(crate) fn leaves_at(address: &AddressStatus) -> UnixTime {
     UnixTime(address.next().0.saturating_add(GRACE.as_secs()))
 }
 
-/// How long to wait for the next look-up. `remaining` is the time until it is due: `None` without a name, zero if it
-/// is overdue.
+/// How long to wait for the next look-up. `remaining` is the time until it is due: `None` if no name is planned, zero
+/// if the look-up is overdue.
 pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration {
     match remaining {
         None => LONGEST,
@@ -117,7 +118,7 @@ pub(crate) struct Schedule {
 
 #[derive(Debug, Default)]
 struct Planned {
-    /// Objects of the name, each with the number of its addresses and its next look-up.
+    /// Objects that have the name. Each says how many addresses the name has, and when to look it up next.
     objects: BTreeMap<ObjectKey, (usize, Option<UnixTime>)>,
     /// When it is looked up next; `None` while it is being looked up.
     due: Option<UnixTime>,

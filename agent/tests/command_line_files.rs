@@ -11,7 +11,7 @@ use clap_complete::Shell;
 use holdfast_agent::config::{self, Cli};
 use holdfast_sdp::config::{Config as SdpConfig, args::Cli as SdpCli};
 
-/// Maximum columns of a comment.
+/// Maximum width of a comment, in columns.
 const WIDTH: usize = 100;
 /// Flags that are no settings of a file.
 const NOT_SETTINGS: [&str; 4] = ["config", "config-dir", "help", "version"];

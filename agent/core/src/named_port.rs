@@ -13,7 +13,7 @@ use crate::labels::{GENERATED, Label, LabelSet};
 
 /// Key of the first label of named ports; further ones end in `-1`, `-2`, ….
 const KEY: &str = "io.cilium.k8s.named-ports";
-/// Most bytes of a label's value (Kubernetes).
+/// Maximum length of a label's value in Kubernetes, in bytes.
 const VALUE_MAX: usize = 63;
 
 /// The protocol and port that a name stands for.

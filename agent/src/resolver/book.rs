@@ -260,7 +260,7 @@ impl Book {
         self.schedule.remove(key);
     }
 
-    /// Works out what an object has now; the core gets it if its addresses changed, or `always`.
+    /// Works out what an object has now. The core gets it if its addresses changed, or if `always` is set.
     fn refresh(&mut self, key: &ObjectKey, now: UnixTime, always: bool) {
         if let Some(held) = self.objects.get(key) {
             let (base, learned) = held.base();
@@ -385,8 +385,8 @@ impl Book {
         self.schedule.not_asked(name, now);
     }
 
-    /// Adds the result of a look-up to the objects. For a look-up by command, which changes no due time, this is all;
-    /// [`Self::looked_up`] does it for a look-up that was due.
+    /// Adds the result of a look-up by command to the objects. It changes no due time. For a look-up that was due,
+    /// call [`Self::looked_up`].
     pub(crate) fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         for key in self.about(name) {
             let learned = Learned {
@@ -410,9 +410,9 @@ impl Book {
         true
     }
 
-    /// Compares the objects with the wanted names. Objects to make exist from now on, so that their names are looked
-    /// up even if the store refuses them. While documents are unread, no stored object is to be removed: an unread
-    /// document may use its name.
+    /// Compares the objects with the wanted names. An object to be made counts as existing from now on: its name is
+    /// looked up even if the store refuses the object. While documents are unread, no stored object is to be removed:
+    /// an unread document may use its name.
     pub(crate) fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));

@@ -7,7 +7,7 @@ use dns_policy::name::Fqdn;
 
 use super::object::ObjectKey;
 
-/// Maximum names of objects that are tried for one DNS name if the first is taken.
+/// Maximum number of object names that are tried for one DNS name if the first is taken.
 const COLLISIONS: u64 = 10;
 /// Letters that spell no words.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";

@@ -34,11 +34,11 @@ use super::{
     store::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated},
 };
 
-/// Maximum look-ups at the same time.
+/// Maximum number of look-ups at the same time.
 const LOOK_UPS: usize = 16;
-/// Maximum writes of objects at the same time.
+/// Maximum number of writes of objects at the same time.
 const WRITES: usize = 16;
-/// Maximum objects that the core gets at once: answers to pods wait while it plans.
+/// Maximum number of objects that the core gets at once: answers to pods wait while the core plans.
 const OBJECTS: usize = 64;
 /// Attempts to write a status while other agents write it.
 const ATTEMPTS: u32 = 8;
@@ -124,7 +124,7 @@ struct Task<S> {
     counters: Arc<Counters>,
     ends: Ends,
     role: Role,
-    /// The store was read once.
+    /// The store has been read at least once.
     is_listed: bool,
     /// When the objects are compared with the wanted names.
     replan: Option<Instant>,

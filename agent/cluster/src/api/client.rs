@@ -26,9 +26,9 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const CONNECT: Duration = Duration::from_secs(5);
 /// Longest time until the headers of an answer arrive.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Most bytes of one object; an API server stores at most 1.5 MB.
+/// Maximum size of one object, in bytes. An API server stores at most 1.5 MB.
 const OBJECT_MAX: usize = 8 << 20;
-/// Most bytes of an answer that says why a request failed.
+/// Maximum size of an answer that says why a request failed, in bytes.
 const REASON_MAX: usize = 64 << 10;
 
 /// Why no API server can be used. Exit code 2.

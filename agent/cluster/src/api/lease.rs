@@ -23,7 +23,7 @@ pub struct Terms {
 pub(super) enum Step {
     /// Create the Lease, which does not exist.
     Create(Value),
-    /// Write this in the place of the Lease: it is ours, or free.
+    /// Replace the Lease by this one: it is ours, or free.
     Update(Value),
     /// Another agent holds the Lease, and its time has not expired.
     Wait,

@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub struct Stored {
     pub documents: Vec<(String, Read)>,
-    /// How long ago it was right for the last time.
+    /// How long ago the listing was last known to be right.
     pub age: Duration,
 }
 
@@ -150,7 +150,7 @@ fn identify(
     Err(foreign("CA (fingerprint)", &found, &wanted))
 }
 
-/// Gives the fingerprints of the authorities in the file.
+/// Checks the head of a file. Returns the fingerprints of the authorities in it.
 fn check(path: &Path, origin: &Origin, head: Head) -> Result<Vec<String>, ListingError> {
     if head.version != u64::from(VERSION) {
         return Err(ListingError::Version {

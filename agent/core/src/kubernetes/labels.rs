@@ -12,7 +12,7 @@ use crate::labels::{K8S, Label, NAMESPACE_KEY};
 
 /// Keys that only the cluster may give: a pod that has such a label does not keep it.
 const CILIUM_KEYS: &str = "io.cilium.k8s.";
-/// What the key of a namespace's label begins with, at its pods.
+/// Prefix of the key that a namespace's label has at the pods of the namespace.
 pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels";
 const CLUSTER: &str = "io.cilium.k8s.policy.cluster";
 const SERVICE_ACCOUNT: &str = "io.cilium.k8s.policy.serviceaccount";

@@ -13,7 +13,7 @@ pub struct ServiceAt {
     pub cluster_ips: Vec<IpAddr>,
     /// Outside addresses of its load balancer, which nodes translate; sorted.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Other addresses outside, which its author wrote and nodes translate; sorted.
+    /// Other outside addresses, which its author wrote and nodes translate; sorted.
     pub external_ips: Vec<IpAddr>,
     /// Its ports, in the order of the Service.
     pub ports: Vec<PortAt>,
@@ -51,7 +51,7 @@ pub struct PortAt {
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
-    /// The port of each node that leads to the backends, too.
+    /// The port of each node that also leads to the backends.
     pub node_port: Option<u16>,
     /// Its backends, sorted: ready ones, others, and terminating ones. They serve those addresses
     /// of the Service that are of their family.

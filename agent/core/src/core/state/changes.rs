@@ -17,11 +17,11 @@ pub(crate) struct Changes {
     pub(crate) waiting: VecDeque<(String, Option<Arc<PolicyDocument>>)>,
     pub(crate) under_way: Option<Change>,
     pub(crate) files: Files,
-    /// Revision of the rules that proxies have meanwhile.
+    /// Revision of the rules that proxies keep until the changes are in force.
     pub(crate) before: Option<u64>,
     /// Revision of the DNS rules that files get meanwhile, once these are rendered.
     pub(crate) rendered: Option<u64>,
-    /// How the parts so far ended.
+    /// How the plans of the parts so far ended.
     pub(crate) result: PlanResult,
     /// Work done since the part began, in units.
     pub(crate) spent: usize,
@@ -46,10 +46,10 @@ pub(crate) struct Change {
 
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// So many selectors are registered.
+    /// The new document's first selectors, this many, are registered.
     Labels(usize),
     Rules(PendingRollout),
-    /// So many selectors are unregistered.
+    /// The old document's first selectors, this many, are unregistered.
     Leftovers(usize),
 }
 

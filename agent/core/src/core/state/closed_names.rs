@@ -1,6 +1,6 @@
 //! What must not open: names that were cleaned, and addresses that no answer may label.
 //!
-//! Owns the cleanings with the mark that their file is behind, and the latest refused addresses. It
+//! Owns the cleanings, the mark that their file is out of date, and the latest refused addresses. It
 //! keeps two invariants: a cleaning is remembered for longer than any proxy keeps an answer, and
 //! the plan that closes something because of a cleaning also writes the cleaning to disk.
 
@@ -119,7 +119,7 @@ impl ClosedNames {
         since.any(|cleaned| cleaned.is_of_name(name))
     }
 
-    /// The file's text, if it is behind; it counts as written from now on.
+    /// The text of the file, if the file is out of date. It counts as written from now on.
     pub(crate) fn take_unsaved(&mut self, boot_id: &str) -> Option<String> {
         std::mem::take(&mut self.is_unsaved).then(|| {
             let cleanings = self.cleanings.iter().map(|cleaned| &cleaned.what);

@@ -21,7 +21,7 @@ const MIN_INTERVAL: u64 = 5;
 const PAIRS_PER_SECOND: u64 = 1000;
 /// How long the first name since the last write waits for others, nanoseconds.
 const GATHER_TIME: u64 = 200_000_000;
-/// Most results that wait for one endpoint's file.
+/// Maximum number of results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
 /// Whether an endpoint has a file.
@@ -97,7 +97,7 @@ impl EndpointFiles {
         self.left.contains(&id)
     }
 
-    /// The file of an endpoint that went is removed. Gives whether there was one.
+    /// The file of an endpoint that went is removed. Returns whether there was one.
     pub(crate) fn remove_left(&mut self, id: EndpointId) -> bool {
         self.left.remove(&id)
     }
@@ -134,7 +134,7 @@ impl EndpointFiles {
         }
     }
 
-    /// An endpoint that has so many pairs learned something: its file is due soon.
+    /// An endpoint with this many pairs learned something: its file is due soon.
     pub(crate) fn mark_due_soon(&mut self, id: EndpointId, pairs: usize, now: BootTime) {
         if let Some(file) = self.files.get(&id)
             && file.due.is_none()
@@ -169,8 +169,8 @@ impl EndpointFiles {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A result that was given waits for the file of this endpoint: once that is written, it is given
-    /// again as durable.
+    /// A result that was sent waits for the file of this endpoint. When the file is written, the result is
+    /// sent again as durable.
     pub(crate) fn await_write(&mut self, id: EndpointId, result: &MappingResult) {
         if let Some(file) = self.files.get_mut(&id)
             && file.undurable.len() < MAX_UNDURABLE
@@ -192,8 +192,8 @@ impl EndpointFiles {
         }
     }
 
-    /// A write is planned. Gives whether there was a file before, and the results that are
-    /// durable with it.
+    /// A write is planned. Returns whether there was a file before, and the results that the write
+    /// makes durable.
     pub(crate) fn write(
         &mut self,
         id: EndpointId,
@@ -254,8 +254,8 @@ impl EndpointFiles {
         self.last_write
     }
 
-    /// A write in the background is done. Gives the results that are durable; none if another write of
-    /// the file has replaced this one.
+    /// A write in the background is done. Returns the results that it made durable; no results if another
+    /// write of the file has replaced this one.
     pub(crate) fn end_background(&mut self, id: EndpointId, number: u64) -> Vec<MappingResult> {
         let Some(file) = self.files.get_mut(&id) else {
             return Vec::new();
@@ -290,7 +290,7 @@ impl EndpointFiles {
         true
     }
 
-    /// Why background writes failed, of each file that was not written since.
+    /// Why the last background write failed, for each file that was not written since.
     pub(crate) fn failures(&self) -> impl Iterator<Item = &String> {
         self.files.values().filter_map(|file| file.failure.as_ref())
     }

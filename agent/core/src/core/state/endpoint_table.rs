@@ -34,9 +34,9 @@ pub(crate) struct EndpointTable {
     dirty: BTreeSet<EndpointId>,
     /// Endpoints that cannot be in force now, and why, by key.
     waiting: BTreeMap<String, (EndpointSpec, String)>,
-    /// Keys of those that wait because no identity is free.
+    /// Keys of the endpoints that wait because no identity is free.
     without_identity: BTreeSet<String>,
-    /// How many entries policy maps of an earlier run take.
+    /// How many entries the policy maps of an earlier run have room for.
     map_sizes: BTreeMap<EndpointId, usize>,
 }
 
@@ -90,7 +90,7 @@ impl EndpointTable {
         self.present.remove(id)
     }
 
-    /// How many entries the policy map of an endpoint takes, `max` at most.
+    /// How many entries the policy map of an endpoint has room for; at most `max`.
     pub(crate) fn map_size(&self, id: EndpointId, max: usize) -> usize {
         self.map_sizes.get(&id).map_or(max, |size| max.min(*size))
     }

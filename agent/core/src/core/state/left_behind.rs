@@ -58,7 +58,7 @@ impl LeftBehind {
         self.0.iter().map(|(id, left)| (*id, &left.interfaces))
     }
 
-    /// Takes the entries of a policy map, in the order in which they go.
+    /// Takes the entries of a policy map, in the order in which they are to be removed.
     pub(crate) fn take_entries(&mut self, id: EndpointId) -> Vec<(PolicyKey, PolicyValue)> {
         let left = self.0.get_mut(&id);
         let mut entries = left.map_or_else(Vec::new, |left| std::mem::take(&mut left.entries));

@@ -1,6 +1,6 @@
 //! `cilium_lxc`: which address belongs to which endpoint, or to the node.
 //!
-//! Owns the entries that there shall be, those that the datapath has as far as planned, and the
+//! Owns the intended entries, the entries that the datapath has once all plans are applied, and the
 //! addresses of the node. It keeps two invariants: every address at which the two tables differ is
 //! marked, and an address of the node is never an endpoint's.
 
@@ -100,7 +100,7 @@ impl LxcTable {
         }
     }
 
-    /// Plans the entries that there shall be, of addresses that are ready. The others stay marked.
+    /// Plans the writes of intended entries whose addresses are ready. The others stay marked.
     pub(crate) fn plan_sets(&mut self, is_ready: impl Fn(IpAddr) -> bool) -> Vec<LxcChange> {
         let mut changes = Vec::new();
         let (wanted, planned) = (&self.wanted, &mut self.planned);
@@ -120,7 +120,7 @@ impl LxcTable {
         changes
     }
 
-    /// Plans the removal of entries that there shall not be. Gives them as they were.
+    /// Plans the removal of entries that are not intended. Returns them as they were.
     pub(crate) fn plan_removals(&mut self) -> Vec<(LxcKey, LxcValue)> {
         let mut removed = Vec::new();
         let (wanted, planned) = (&self.wanted, &mut self.planned);

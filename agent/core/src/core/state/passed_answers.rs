@@ -17,7 +17,7 @@ const OF_ONE_SERVER: usize = 16;
 /// Addresses of one answer that are remembered.
 pub(crate) const ADDRESSES: usize = 16;
 
-/// Most servers that a warning names.
+/// Maximum number of servers that a warning names.
 pub(crate) const NAMED: usize = 10;
 
 /// An answer for a name that `toFQDNs` selects, of a server that does not count.

@@ -72,7 +72,7 @@ pub(crate) struct PolicyModel {
     name_selectors: NameSelectors,
     /// Identities held for FQDN selectors.
     preallocated: BTreeMap<NameRule, Vec<IdentityId>>,
-    /// How often selectors ask for a block's label.
+    /// How many selectors ask for the label of each block.
     blocks: BTreeMap<IpNet, usize>,
     subjects: BTreeMap<IdentityId, Subject>,
     services: ServiceTable,
@@ -199,7 +199,7 @@ impl PolicyModel {
         self.subjects.get(&identity)
     }
 
-    /// How many entries ordered lists decide.
+    /// How many entries policy maps need because of ordered lists.
     pub(crate) fn tier_entries(&self) -> usize {
         let lists = self.subjects.values().filter(|subject| subject.has_tier());
         let entries = lists.map(|subject| {
@@ -389,8 +389,8 @@ impl PolicyModel {
             .collect()
     }
 
-    /// Puts a Service in the place of its former version; `None` removes it. Gives the endpoints whose
-    /// maps have to follow.
+    /// Replaces a Service by a new version; `None` removes it. Returns the endpoints whose maps have to
+    /// follow.
     pub(crate) fn put_service(&mut self, id: IdentityId, service: Option<Service>) -> Touched {
         let mut touched = Touched::new(id);
         if !self.services.put(id, service) {

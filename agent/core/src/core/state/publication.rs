@@ -108,7 +108,7 @@ impl Publication {
         matches!(self.checker.load().check(question), Verdict::Allow)
     }
 
-    /// Has the agent judge by these rules; a difference makes a new revision.
+    /// The agent judges by these rules from now on. If they differ from the former ones, a revision begins.
     pub(crate) fn check(&mut self, current: Rules) {
         let (changed, removed) = difference(&self.checked, &current);
         if !changed.is_empty() || !removed.is_empty() {

@@ -33,7 +33,7 @@ pub(crate) struct ResolvedNames {
     pub(crate) changed: Vec<DnsNameSelector>,
     pub(crate) pairs: ResolvedPairs,
     pub(crate) objects: BTreeMap<String, Object>,
-    /// Objects beyond [`MAX_OBJECTS`], which are not read; at most as many again.
+    /// Objects beyond [`MAX_OBJECTS`], which are not read. At most [`MAX_OBJECTS`] of them are noted.
     pub(crate) left_out: BTreeSet<String>,
     /// Objects that a listing under way has named.
     pub(crate) listed: Option<BTreeSet<String>>,

@@ -59,7 +59,7 @@ pub(crate) struct Restoration {
     /// When the grace is over.
     until: Option<BootTime>,
     prefixes: Vec<IpNet>,
-    /// Numbers that prefixes had before the start and no checkpoint has.
+    /// Numbers that prefixes had before the start, and that no checkpoint contains.
     requested: BTreeMap<IpNet, IdentityId>,
     /// Rules in the files of the earlier run.
     former_rules: BTreeSet<RuleKey>,
@@ -111,8 +111,8 @@ impl Restoration {
         self.is_synced
     }
 
-    /// True once policies and endpoints are complete, and every other listing that began. From then on
-    /// the grace lasts until `until`.
+    /// Begins the grace, which lasts until `until`, as soon as policies and endpoints are complete and no
+    /// other listing is in progress. True at the call that begins it.
     pub(crate) fn sync(&mut self, until: BootTime) -> bool {
         let complete = self.policies.is_complete && self.endpoints.is_complete;
         let others = [&self.pods, &self.services, &self.identities];
@@ -124,7 +124,7 @@ impl Restoration {
         true
     }
 
-    /// When the grace is over; `None` if it is, or while endpoints keep their former policy.
+    /// When the grace ends; `None` if there is none, or while endpoints keep their former policy.
     pub(crate) fn until(&self) -> Option<BootTime> {
         self.until.filter(|_| self.hold.is_empty())
     }
@@ -141,12 +141,12 @@ impl Restoration {
         self.prefixes.push(prefix);
     }
 
-    /// The number that a prefix had before the start and no checkpoint has.
+    /// The number that a prefix had before the start, if no checkpoint contains it.
     pub(crate) fn request_of(&self, prefix: IpNet) -> Option<IdentityId> {
         self.requested.get(&prefix).copied()
     }
 
-    /// All numbers that prefixes had before the start and no checkpoint has.
+    /// All numbers that prefixes had before the start, and that no checkpoint contains.
     pub(crate) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
         self.requested.iter().map(|(prefix, id)| (*prefix, *id))
     }

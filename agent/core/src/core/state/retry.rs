@@ -40,7 +40,7 @@ impl Retry {
         !self.unresolved.is_empty()
     }
 
-    /// Has everything that waits tried again soon.
+    /// Schedules another try of everything that waits, soon.
     pub(crate) fn schedule(&mut self, now: BootTime) {
         self.at.get_or_insert(now.plus_secs(RETRY));
     }

@@ -26,10 +26,10 @@ const SOON: Duration = Duration::from_secs(20);
 const NAMED: u8 = 10;
 /// Server that policy allows by its labels.
 const DB: u8 = 11;
-/// Servers that it does not allow.
+/// Servers that policy does not allow.
 const DENIED: [u8; 2] = [12, 13];
-/// Most requests after the server's return: one for each kind, some for the object about the node, and
-/// those that are refused until the agent has read the token's file again.
+/// Maximum number of requests after the server's return: one for each kind, some for the object about the
+/// node, and those that are refused until the agent has read the token's file again.
 const REQUESTS: usize = 60;
 
 /// Web may look up and reach names of good.test, and databases.
@@ -119,7 +119,7 @@ fn maps(lab: &Lab) -> Result<Vec<Value>> {
     dumps.iter().map(|dump| lab.bpf_json(dump)).collect()
 }
 
-/// The answer to a query. One that gets none is repeated: the proxy gives a server 10 s of its own
+/// The answer to a query. A query without an answer is repeated: the proxy gives a server 10 s of its own
 /// clock, which a busy machine may exceed.
 fn answer(lab: &Lab, name: &str) -> Result<Reply> {
     eventually("the query is answered", SOON, || {

@@ -289,7 +289,7 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
         ensure!(refused.body["reason"] == "Forbidden", "{refused:?}");
         let wanted = "nodes is forbidden: User \"system:serviceaccount:kube-system:holdfast-agent\" cannot list resource \"nodes\" in API group \"\" at the cluster scope";
         ensure!(refused.body["message"] == wanted, "{refused:?}");
-        // Allowed by resourceNames, and not there.
+        // Allowed by resourceNames, but the object does not exist.
         let named = "/apis/apps/v1/namespaces/kube-system/daemonsets/holdfast-agent";
         ensure!(agent.get(named).await?.code == 404);
         // Allowed in one namespace.
@@ -328,7 +328,7 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
             let answer = agent.put(&path, &replaced).await?;
             ensure!(answer.code == code, "put {name}: {answer:?}");
         }
-        // A kind without its CRD, for one who may.
+        // A kind without its CRD, requested by an account that may list it.
         server.uninstall("ciliumnodes")?;
         let gone = agent.get("/apis/cilium.io/v2/ciliumnodes").await?;
         ensure!(
@@ -381,7 +381,7 @@ fn lists_come_in_pages_and_a_watch_follows_them_without_a_gap() -> Result<()> {
                 Some(token) => path = format!("{PODS}?limit=3&continue={token}"),
                 None => break,
             }
-            // Between two pages: one that was listed goes, one comes.
+            // Between two pages, a listed object is deleted and another one is created.
             if sizes.len() == 1 {
                 server.delete("pods", "shop", "web-0")?;
                 server.put(web("web-9"))?;

@@ -71,7 +71,7 @@ fn zone(lab: &Lab) {
     lab.zone.set("www.bad.test", &[web4(11), web6(11)], 60);
 }
 
-/// DNS rules for servers that this selects.
+/// DNS rules for the servers that the peer field `servers` selects.
 fn rules_for(servers: &str) -> String {
     let rules = dns_to("*.good.test", &[]).replace("toCIDR: []", servers);
     egress("good-names", "web", &(rules + &names("*.good.test")))
@@ -135,8 +135,8 @@ fn a_server_on_the_pods_own_bridge_sees_no_query_of_the_pod_itself() {
         }
         call_netfilter(lab, "0")?;
         judged(&pod).context("netfilter does not see the bridge")?;
-        // The bridge uses the lowest address of its ports. It has another one now, which changes
-        // nothing for the pod.
+        // The bridge uses the lowest MAC of its ports. A port with a lower one changes nothing for the
+        // pod's queries.
         let _lower = bridge.add_port("low", 13, Some("02:00:00:00:00:01"))?;
         let link = lab.node.run("ip", &["link", "show", "cni0"])?;
         ensure!(link.contains("02:00:00:00:00:01"), "{link}");

@@ -184,7 +184,7 @@ fn two_pods_exchange_nothing_in_frames_that_policy_does_not_read() {
             }
         }
         ensure!(passed.is_empty(), "the other pod read: {passed:?}");
-        // The frames arrive at all: a plain request does.
+        // Frames arrive at all: a plain request does.
         raw.send(&frame(ALL, own, 0x0806, &arp))?;
         let mut arrived = false;
         let end = Instant::now() + SOON;

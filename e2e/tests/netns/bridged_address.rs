@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(20);
 const OPEN: u8 = 10;
 const DENIED: u8 = 12;
 
-/// Gives a pod on the bridge an address in the place of the one that it has.
+/// Replaces the address of a pod on the bridge.
 fn readdress(pod: &mut Pod, to: &str) -> Result<()> {
     let from = pod.v4;
     pod.netns.batch(&format!(
@@ -40,7 +40,7 @@ fn is_named(lab: &Lab, parts: &[&str]) -> Result<()> {
     })
 }
 
-/// The address counts, and nothing is said of it any more.
+/// Policy applies to the address, and `status` no longer names it.
 fn counts(lab: &Lab, pod: &Pod) -> Result<()> {
     lab.endpoint_id(pod)?;
     // An ARP request that was dropped before is repeated after a second.

@@ -22,7 +22,7 @@ const DENIED: u8 = 12;
 /// What can stand in a file's place.
 #[derive(Clone, Copy, Debug)]
 enum Other {
-    /// As a runtime makes for a bind mount of a missing file.
+    /// What a runtime makes for a bind mount of a missing file.
     Directory,
     Pipe,
     Socket,
@@ -102,7 +102,7 @@ fn named(lab: &Lab, words: &[&str]) -> Result<()> {
     })
 }
 
-/// Neither names a document or a directory of documents.
+/// Neither `status` nor that list names a document or a directory of documents.
 fn unnamed(lab: &Lab) -> Result<()> {
     eventually("no problem is left", SOON, || {
         let status = lab.agent_json(&["status"])?;
@@ -158,13 +158,13 @@ fn a_document_that_is_another_kind_of_file_keeps_its_last_version() {
             sent > 0 && echoed == 0,
             "{echoed} of {sent} datagrams passed"
         );
-        // A document that is deleted goes.
+        // A document that is deleted has no effect any more.
         remove(&policy)?;
         opens(lab)
     });
 }
 
-/// A file system on a directory; it goes with the test.
+/// A file system on a directory, unmounted when dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -207,7 +207,7 @@ fn a_directory_that_is_unmounted_or_replaced_keeps_what_it_had() {
         let both: Vec<&str> = both.iter().map(String::as_str).collect();
         named(lab, &both)?;
         expect_closed(lab)?;
-        // Before the file systems are mounted after a start.
+        // The agent starts before the file systems are mounted again.
         for _ in 0..2 {
             agent.kill_9()?;
             agent = lab.start_agent(&AgentOptions::default())?;
@@ -215,7 +215,7 @@ fn a_directory_that_is_unmounted_or_replaced_keeps_what_it_had() {
             expect_closed(lab)?;
         }
 
-        // A file in the place of the directory, and then nothing. (An agent does not start so.)
+        // A file replaces the directory, and then nothing is there. (An agent would not start with either.)
         for dir in [&policies, &endpoints] {
             fs::remove_dir(dir)?;
             fs::write(dir, "")?;

@@ -87,8 +87,8 @@ impl Drop for Leaks {
     }
 }
 
-/// What a container does that sends as soon as it runs: forbidden packets, then an allowed one,
-/// whose echo it awaits. So the forbidden ones had their time.
+/// Sends at once, as a container may: forbidden packets, then an allowed one. Waits for the echo of the
+/// allowed one, so that the forbidden ones have had time to arrive.
 fn sends_at_once(pod: &Pod) -> Result<()> {
     pod.netns.enter(|| -> Result<()> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -224,7 +224,7 @@ fn interfaces_that_are_no_veth_pairs_and_addresses_of_other_pods_are_refused() {
         let counted = lab.metric(9962, failures, "reason=\"interface\"")?;
         ensure!(counted == 4.0, "{counted} failures");
 
-        // The runtime lists what it has: the rest goes.
+        // The runtime lists the attachments that it has: the agent removes all others.
         let of_q = Sandbox::new(&q, "q");
         runtime.start(&of_q)?;
         let valid = json!([{"containerID": of_q.container, "ifname": "eth0"}]);
@@ -279,7 +279,7 @@ fn an_interface_that_cannot_be_under_policy_is_refused_by_name() {
             ..sandbox.clone()
         };
         refused(lab, runtime.add(&unknown), 11, "default/unknown")?;
-        // A second way out.
+        // A second interface that leads out of the pod.
         lab.node.batch(&format!(
             "link add second type veth peer name v4if0 netns {}",
             pod.netns.name()
@@ -288,7 +288,7 @@ fn an_interface_that_cannot_be_under_policy_is_refused_by_name() {
         lab.node.batch("link delete second")?;
         runtime.wait = 20;
         runtime.start(&sandbox)?;
-        // One that appears while the pod runs is named until it goes.
+        // Such an interface that appears while the pod runs is named until it is removed.
         let names = |expected: bool| {
             eventually("status names the further interface", SOON, || {
                 let status = lab.agent(&["status"])?;
@@ -342,7 +342,7 @@ fn no_pod_starts_without_an_agent_and_those_that_run_stay_under_policy() {
             "its namespace may start without an agent"
         );
         runtime.fail_open.clear();
-        // A pod that ends meanwhile can end.
+        // A pod can end while the agent is away.
         runtime.stop(&of_r)?;
         drop(r);
         sends_at_once(&p)?;

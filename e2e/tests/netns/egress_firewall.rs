@@ -31,7 +31,7 @@ fn options() -> AgentOptions {
         .flag("--mapping-lease-slack=0s")
 }
 
-/// Addresses of which all connect to the lab's web servers, and none has been reached.
+/// Address `n` of the lab's web servers; nothing has connected to it yet.
 fn fresh(n: u16) -> IpAddr {
     let [high, low] = n.to_be_bytes();
     Ipv4Addr::new(203, 0, 114 + high, low).into()

@@ -15,7 +15,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, config, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Until a stored list stands in, and a little more.
+/// Time until the agent uses its stored list, and a little more.
 const STANDS_IN: Duration = Duration::from_secs(40);
 /// Names that the pods of two nodes look up.
 const NAMES: u8 = 200;

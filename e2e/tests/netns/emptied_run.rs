@@ -68,8 +68,8 @@ fn stored(lab: &Lab) -> Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(is_endpoint).collect())
 }
 
-/// An agent with policy for pods that have the labels of the web, which are endpoints: pod a by the
-/// name of its namespace, pod b by the process.
+/// Starts an agent with a policy for pods that have the labels of web, adds two of them as endpoints (pod a by
+/// the name of its namespace, pod b by its process), and kills the agent.
 fn start(lab: &Lab, process: &PodProcess) -> Result<()> {
     lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
     let agent = lab.start_agent(&AgentOptions::default())?;
@@ -157,7 +157,7 @@ fn status_says_after_a_boot_which_endpoints_to_add_again() {
         is_open(&lab.b)?;
         let list = lab.agent_json(&["endpoint", "list"])?;
         ensure!(list.as_array().is_some_and(Vec::is_empty), "{list}");
-        // The endpoints that are added are those of before.
+        // The commands add the same endpoints as before.
         let name = lab.a.netns.name();
         lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
         lab.agent(&["endpoint", "add", "--pid", &process.pid(), "--labels", WEB])?;

@@ -103,7 +103,7 @@ fn a_flow_that_the_pod_refreshes_ends_with_policy() {
     });
 }
 
-/// The flows go on while policy allows them, and end with it.
+/// The flows go on while policy allows them, and end when it no longer does.
 fn flow_ends(lab: &Lab, flows: &[(UdpSocket, UdpSocket, SocketAddr)]) -> Result<()> {
     let allowed = Instant::now() + Duration::from_secs(3);
     while Instant::now() < allowed {
@@ -182,7 +182,7 @@ fn a_pod_with_the_address_of_an_earlier_one_has_none_of_its_flows() {
             ensure!(left == 0, "{left} are left");
             Ok(())
         })?;
-        // What the new pod is sent, it answers.
+        // The new pod can answer what it receives.
         for ((inside, outside, peer), (pod, _)) in flows.iter().zip(families(lab)) {
             opened(outside, inside, at(pod, POD_PORT))?;
             inside.send_to(b"reply", peer)?;

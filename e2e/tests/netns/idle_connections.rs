@@ -27,7 +27,7 @@ const NUMBER: usize = 4000;
 const PROXY_USER: u32 = 10094;
 const OTHER_USER: u32 = 4711;
 const FQDNDATA: &str = "127.0.0.1:10095";
-/// How long forbidden datagrams are sent, and between two of them.
+/// How long forbidden datagrams are sent, and the pause between two of them.
 const LASTS: Duration = Duration::from_secs(6);
 const BETWEEN: Duration = Duration::from_millis(20);
 const SOON: Duration = Duration::from_secs(20);

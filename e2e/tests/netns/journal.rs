@@ -8,7 +8,7 @@ use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, shell, with_lab};
 use serde_json::Value;
 
-/// R5: from when the agent is ready.
+/// Longest time until addresses open (promise R5), from the time when the agent is ready.
 const OPENS: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(10);
 const ZONE: &str = "good.test";
@@ -172,7 +172,7 @@ fn a_full_disk_loses_no_answer_and_is_reported() {
         let ballast = format!("{}/ballast", disk.0);
         // Fails when the disk is full, which is the purpose.
         let _ = std::fs::write(&ballast, vec![1; 128 << 10]);
-        // The current page of the file has room for some more of them.
+        // The current page of the file has room for some more names.
         for n in 0..100 {
             let name = format!("m{n}.{ZONE}");
             lab.zone.set(&name, &[web4(12)], 600);

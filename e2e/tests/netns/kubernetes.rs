@@ -15,11 +15,11 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Until a restarted watch must follow: its longest pause is 30 s.
+/// Time until a restarted watch must be up to date: its longest pause is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
-/// Until a new token of the file must be in use: it is read again each minute.
+/// Time until a new token must be in use: the agent reads its file again each minute.
 const ROTATED: Duration = Duration::from_secs(60);
-/// Until a stored list must stand in: after 15 s.
+/// Time until the agent must use its stored list, which it does after 15 s.
 const STANDS_IN: Duration = Duration::from_secs(30);
 /// Every kind that is watched.
 const KINDS: [&str; 10] = [
@@ -165,7 +165,7 @@ fn nothing_is_in_force_before_every_kind_was_listed_and_then_policy_of_the_clust
             policy["spec"]["egress"] = json!([{"toCIDR": ["0.0.0.0/0"]}]);
         })?;
         opens(lab, web4(12))?;
-        // Pods are no world.
+        // Pods do not count as the world.
         closes(lab, web4(10))?;
         Ok(())
     });
@@ -276,7 +276,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         })?;
         agent.kill_9()?;
 
-        // It stands in, also for an endpoint that is added then.
+        // The stored list is used, also for an endpoint that is added while the server is away.
         api.away();
         let _agent = start(lab, &options)?;
         lab.status_has(
@@ -299,7 +299,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         lab.a.expect_open(at(web4(10), 80))?;
         stays.expect_alive()?;
 
-        // A pod is deleted and created again under its name: the list has the labels of the former.
+        // A pod is deleted and created again under its name: the list has the labels of the former pod.
         api.delete("pods", "default", "db-0")?;
         api.put(db_0("db"))?;
         let object = api.get("pods", "default", "db-0")?.context("db-0")?;

@@ -155,11 +155,11 @@ fn flood(to: SocketAddr, stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
     let query = Query::a("www.good.test", to.ip()).encode(1)?;
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..64 {
-            // An ICMP error of an earlier one fails the next.
+            // An ICMP error for an earlier datagram makes the next call fail.
             let _ = socket.send_to(&query, to);
         }
         sent.fetch_add(64, Ordering::Relaxed);
-        // It is to fill queues, and not to take the CPUs.
+        // The flood is to fill queues, and not to occupy the CPUs.
         std::thread::sleep(Duration::from_micros(500));
     }
     Ok(())

@@ -15,7 +15,7 @@ const ROUNDS: u32 = 5;
 /// An agent that only looks every five seconds takes five times as long.
 const ALL: Duration = Duration::from_secs(10);
 
-/// Waits until the identity of an address is the node's, or is not; gives how long that took.
+/// Waits until the identity of an address is the node's, or is not. Returns how long that took.
 fn until_host(lab: &Lab, address: IpAddr, host: bool) -> Result<Duration> {
     let begin = Instant::now();
     eventually("the identity of the address", SOON, || {

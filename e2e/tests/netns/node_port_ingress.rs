@@ -312,7 +312,7 @@ fn blocks_are_about_the_client_s_own_address() {
             node_port::open(lab, mode, &ports)?;
             check(&clients, &ports).with_context(|| format!("{mode:?}"))?;
         }
-        // To admit the world admits clients, and no pod.
+        // A rule that admits the world admits clients outside, and no pod.
         lab.write_policy("in.yaml", &ingress("  - fromEntities: [world]\n"))?;
         let [admitted, ..] = &clients;
         eventually("the world is admitted", SOON, || admitted.check(&ports))?;

@@ -150,7 +150,7 @@ fn entities_mean_nodes_and_api_servers() {
         api.expect_cut(SOON)?;
         lab.a.expect_open(at(web4(12), 8080))?;
         lab.a.expect_closed(at(web6(10), 80))?;
-        // Without a node there it is the name's again.
+        // When no node has the address any more, the rule for the name opens it again.
         lab.remove_policy("cluster.yaml")?;
         eventually("the node is gone", SOON, || {
             lab.a.expect_closed(at(web4(10), 8080))

@@ -12,7 +12,7 @@ use shared_maps::event::Reason;
 const SOON: Duration = Duration::from_secs(20);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not.
+/// Web server that policy does not allow.
 const DENIED: u8 = 12;
 /// Host side of the new interface of pod a.
 const HOST_SIDE: &str = "lxcnew";

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// TTL of the records that change, seconds, and the time in which a change is known.
 const TTL: u32 = 6;
 const REFRESHED: Duration = Duration::from_secs(TTL as u64 + 2);
-/// Ten failures, and a TTL.
+/// Time for ten failed look-ups and a TTL.
 const FAILED: Duration = Duration::from_secs(40);
 const SERVERS: u8 = 8;
 /// Answers while the agent is away.
@@ -46,7 +46,7 @@ fn options(lab: &Lab) -> Result<AgentOptions> {
         .flag("--mapping-lease-slack=0s"))
 }
 
-/// Server `n` outside, and one of its two addresses of the name that all have.
+/// Address of DNS server `n`, which is outside.
 fn server(n: u8) -> IpAddr {
     Ipv4Addr::new(192, 0, 2, 60 + n).into()
 }
@@ -112,7 +112,7 @@ fn names_stay_fresh_although_no_pod_asks() {
         })?;
         lab.a.expect_closed(at(web4(11), 80))?;
 
-        // A look-up asks five servers once it knows several addresses, and each has two others.
+        // A look-up asks five servers once the name has several addresses, and each server has two others.
         eventually(
             "addresses of five servers after one TTL",
             REFRESHED + SOON,
@@ -333,8 +333,8 @@ fn answers_during_an_absence_of_the_agent_are_in_the_objects_afterwards() {
         };
         eventually("every answer is in a file", SOON, all_in_files)?;
 
-        // With every program gone, only the objects know them: the next run leads before it has
-        // read the policies, and removes none.
+        // When every program is gone, only the objects have the answers. The next run leads before it has
+        // read the policies, and removes no object.
         agent.kill_9()?;
         programs.sdp.kill_9()?;
         let _agent = lab.start_agent(&options)?;

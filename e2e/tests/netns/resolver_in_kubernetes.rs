@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 const OBSERVATIONS: u8 = 200;
 /// Observations that one agent writes at the same time.
 const AT_ONCE: usize = 4;
-/// Attempts of one observation: more than there are others.
+/// Attempts to write one observation: more than there are other writes.
 const ATTEMPTS: u32 = 1000;
 /// Time at which all answers arrived, in every observation.
 const NOW: UnixTime = UnixTime(1_800_000_000);
@@ -71,7 +71,7 @@ fn key() -> ObjectKey {
     }
 }
 
-/// Adds what one query learned, as often as other writers are faster. Gives the number of conflicts.
+/// Adds what one query learned. Tries again while other writers are faster. Returns the number of conflicts.
 async fn write(store: &KubeStore, name: &Fqdn, address: IpAddr) -> Result<u32> {
     let spec = Fqdn::normalise(WILDCARD);
     let found = Outcome::Found(vec![(address, 300)]);
@@ -206,7 +206,7 @@ fn one_agent_leads_and_another_continues_after_it_was_killed_or_stopped() -> Res
         ensure!(*first.role.borrow() == Role::Leads && *second.role.borrow() == Role::Follows);
         ensure!(holder(&server)? == "n1");
 
-        // Killed: it gives nothing back.
+        // Killed: it does not release the Lease.
         first.task.abort();
         until(&mut second, Role::Leads).await?;
         ensure!(holder(&server)? == "n2");
@@ -232,7 +232,7 @@ fn one_agent_leads_and_another_continues_after_it_was_killed_or_stopped() -> Res
 
 #[test]
 fn an_agent_that_only_consumes_writes_nothing() -> Result<()> {
-    // It has all rights.
+    // The account has the resolver's rights: the store itself refuses to write.
     with_server(Options::with_resolver(), async |server| {
         let store = store(&server, "n1", Access::Consume).await?;
         let tasks = TaskTracker::new();

@@ -200,7 +200,7 @@ fn a_right_that_is_missing_is_a_problem_with_the_command_that_removes_the_taint(
             let _agent = start(lab, &api, &conf_dir)?;
             problem_with(lab, &[reason, command.as_str(), "agentNotReadyTaintKey"])?;
             ensure!(has_startup_taint(&api)?, "{:?}", taints(&api)?);
-            // By hand. The agent notices it.
+            // The taint is removed by hand, and the agent notices it.
             api.edit("nodes", "", "n1", |node| {
                 node["spec"]["taints"] = json!([]);
             })?;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const SOON: Duration = Duration::from_secs(20);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not.
+/// Web server that policy does not allow.
 const DENIED: u8 = 12;
 
 /// Web may reach one server.
@@ -180,7 +180,7 @@ fn connections_of_a_pod_that_ran_before_the_agent_go_on_under_policy() {
         has_endpoints(lab, &["netns/cni-a"])?;
         judged(&lab.a)?;
 
-        // An agent that starts while the API server is away has it with its last labels.
+        // An agent that starts while the API server is away keeps the pod as an endpoint with its last labels.
         agent.kill_9()?;
         cluster.api.away();
         let log = lab.directory().join("log/agent.log");
@@ -248,10 +248,10 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
         has_endpoints(lab, &["netns/cni-a", "netns/cni-c"])?;
         judged(&c)?;
         unmanaged(lab, 0.0)?;
-        // A document for it is not needed, and says so.
+        // A document for the pod is not needed, and `status` says so.
         let document = format!("netns: {}\nlabels: [k8s:app=web]\n", c.netns.name());
         std::fs::write(lab.directory().join("endpoints/c.yaml"), document)?;
-        // Nor is a second way out of the pod under policy.
+        // A second interface out of the pod is not under policy, and `status` says so.
         lab.node.batch(&format!(
             "link add second type veth peer name net1 netns {}",
             c.netns.name()
@@ -288,7 +288,7 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
 fn namespaces_that_cannot_be_a_pods_are_refused_by_name() {
     with_lab(|lab| {
         let cluster = Cluster::new(lab)?;
-        // Two on a bridge with one address.
+        // Two pods on a bridge with the same address.
         let address: IpAddr = "10.78.0.10".parse()?;
         lab.node.batch(
             "link add cni0 type bridge\n\

@@ -115,7 +115,7 @@ fn the_dns_server_of_one_tenant_opens_nothing_to_another_tenants_pods() {
     });
 }
 
-/// A pod that may ask no trusted server, after an upgrade: its names close, and it is said why.
+/// A pod that may ask no trusted server, after an upgrade: its names close, and `status` says why.
 #[test]
 fn without_a_trusted_server_names_stay_closed_and_status_says_so() {
     with_lab(|lab| {

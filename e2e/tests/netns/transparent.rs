@@ -382,7 +382,7 @@ fn with_an_agent_that_lacks_the_setting_queries_have_the_nodes_address() {
         ask(NODE4)?;
         assert_eq!(lab.sdp_json("one", &["status"])?["transparent"], "blocked");
         assert!(fallbacks(lab, "no_return_path")? >= 2.0);
-        // Both ways while the proxy runs.
+        // The agent gets the setting, and then loses it, while the proxy runs.
         agent.kill_9()?;
         let agent = lab.start_agent(&AgentOptions::default().flag(FLAG))?;
         eventually("the pod's address is used", LIMIT, || ask(lab.a.v4.into()))?;

@@ -102,7 +102,7 @@ fn a_returned_agent_gets_what_it_missed() {
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         drop(agent);
 
-        // Served on, by the tables and rules it left.
+        // The proxy goes on, with the tables and rules that the agent left.
         ask(&lab.a, "away.good.test", DNS4)?.expect(web4(12))?;
         ask(&lab.a, "short.good.test", DNS4)?.expect(web4(13))?;
         ask(&lab.a, "www.bad.test", DNS4)?.expect_code(ResponseCode::Refused)?;

@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(20);
 const ENDS: Duration = Duration::from_secs(40);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not.
+/// Web server that policy does not allow.
 const DENIED: u8 = 12;
 const SET: &str = "holdfast-agent";
 

@@ -14,7 +14,7 @@ use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, config, with_lab};
 
 const TABLE: &str = include_str!("wrong_uses.txt");
-/// Fewer cases would be a table that was not read.
+/// With fewer cases, the table was not read.
 const LEAST: usize = 40;
 /// An agent reports missing proxies after it has waited for them.
 const SOON: Duration = Duration::from_secs(30);

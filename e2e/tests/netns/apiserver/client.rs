@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_util::task::TaskTracker;
 
-/// Until an awaited line must have come.
+/// Longest wait for a line.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A client with one token.
@@ -172,7 +172,7 @@ impl Client {
 }
 
 impl Lines {
-    /// The next line; none at the end. An error if the connection was broken off.
+    /// The next line; `None` at the end. An error if the connection was broken off.
     pub(crate) async fn next(&mut self) -> Result<Option<Value>> {
         tokio::time::timeout(LIMIT, self.line())
             .await

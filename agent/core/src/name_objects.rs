@@ -32,7 +32,7 @@ pub struct Observation {
     pub name: Fqdn,
     /// The addresses in it that are of one family.
     pub addresses: Vec<IpAddr>,
-    /// The least TTL of its records, CNAMEs included.
+    /// The least TTL of its records, CNAMEs included, raised or lowered to the limits of the agent.
     pub ttl: Duration,
     /// Wall time at which the answer came.
     pub at: SystemTime,

@@ -107,8 +107,9 @@ impl Netns {
         Ok(())
     }
 
-    /// Waits until the kernel receives packets for every global IPv6 address inside. It adds their
-    /// routes later, from a work queue that all namespaces share. Links must be up at both ends.
+    /// Waits until the kernel receives packets for every global IPv6 address inside. The kernel
+    /// adds the routes of addresses later, from a work queue that all namespaces share. Links must
+    /// be up at both ends.
     pub fn settled(&self) -> Result<()> {
         eventually("routes of IPv6 addresses", SETTLED, || {
             let addresses = self.run("ip", &["-6", "-o", "address", "show", "scope", "global"])?;

@@ -107,13 +107,13 @@ impl Lab {
         self.write_policy(&format!("policy-{name}.json"), &document.to_string())
     }
 
-    /// The table as nft(8) lists it, without handles, counters of packets, and indexes of interfaces.
+    /// The table as nft(8) lists it, without the lines that count packets.
     pub fn netpol_table(&self) -> Result<String> {
         table(&self.node)
     }
 }
 
-/// The table in a namespace, as nft(8) lists it without what differs between two equal tables.
+/// The table in a namespace, as nft(8) lists it, without the lines that count packets.
 pub fn table(netns: &Netns) -> Result<String> {
     let listed = netns.run("nft", &["list", "table", TABLE[0], TABLE[1]])?;
     let lines = listed.lines().filter(|line| !line.contains("packets "));

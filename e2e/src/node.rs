@@ -61,7 +61,7 @@ impl AgentOptions {
         self
     }
 
-    /// Whether the agent has the built-in DNS proxy.
+    /// Turns on the agent's built-in DNS proxy.
     pub fn with_builtin(self) -> Self {
         Self {
             builtin: true,
@@ -130,7 +130,7 @@ impl Lab {
         let level = "info,holdfast_agent=debug,holdfast_sdp=debug";
         command.env("HOLDFAST_LOG_LEVEL", level);
         if options.program.is_some() {
-            // Earlier releases have this name for the variable.
+            // Earlier releases use this name of the variable.
             command.env("HOLDFAST_LOG", level);
         }
         command.arg("run");
@@ -426,12 +426,12 @@ impl Lab {
             .sum())
     }
 
-    /// Gets a page from the node's loopback: status code and body.
+    /// Gets a page from the node's loopback. Returns status code and body.
     pub fn http(&self, port: u16, page: &str) -> Result<(u16, String)> {
         http::get(&self.node, port, page)
     }
 
-    /// Directory of endpoints that a boot does not empty.
+    /// Directory of endpoints that survives a reboot.
     pub fn endpoint_store(&self) -> PathBuf {
         self.directory().join("store")
     }

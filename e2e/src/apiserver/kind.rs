@@ -85,7 +85,7 @@ impl Kind {
         kinds.collect()
     }
 
-    /// The kind of a CustomResourceDefinition, in the version that it stores.
+    /// The kind that a CustomResourceDefinition defines, in its storage version.
     pub(super) fn of_crd(crd: &Value) -> Result<Self> {
         let spec = &crd["spec"];
         let text = |value: &Value, field: &str| -> Result<String> {

@@ -47,8 +47,8 @@ struct Rule {
 }
 
 impl Roles {
-    /// The rules of `user` in documents of roles and bindings. Documents without any binding
-    /// apply to every ServiceAccount.
+    /// The rules of `user` in documents of roles and bindings. If there is no binding at all, every
+    /// role applies to every ServiceAccount.
     pub(super) fn of(documents: &[Value], user: &User) -> Self {
         let bindings: Vec<&Value> = documents.iter().filter(|d| is_binding(d)).collect();
         let mut rules = Vec::new();

@@ -15,7 +15,7 @@ use anyhow::Result;
 use crate::lab::Lab;
 use crate::shell;
 
-/// Which answers bypass netfilter, where a rule would recognise them by their socket alone.
+/// Which answers bypass netfilter. There, a rule would recognise them by their socket alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
     /// Answers of pods on the same node.
@@ -28,7 +28,7 @@ pub enum Routing {
 const SOCKET_RULE: &str = "iifname != lo meta mark & 0xf00 != { 0xe00, 0xf00, 0x800 } \
     meta l4proto { tcp, udp } socket transparent 1 meta mark set 0x200";
 
-/// Has the node return answers as Cilium's datapath does.
+/// Makes the node return answers as Cilium's datapath does.
 pub fn return_answers(lab: &Lab, routing: Routing) -> Result<()> {
     let judged = match routing {
         Routing::Native => "iifname \"lxc*\"",

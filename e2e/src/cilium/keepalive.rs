@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Seen;
 
-/// What a client sends first (RFC 9113, 3.4).
+/// Length in bytes of what a client sends first (RFC 9113, 3.4).
 const PREFACE: usize = 24;
 const HEADER: usize = 9;
 const DATA: u8 = 0;
@@ -32,7 +32,7 @@ pub struct Timing {
     pub idle: Duration,
     /// Longest wait for the client's next bytes after a ping.
     pub answer: Duration,
-    /// Pings of the client closer than this are strikes.
+    /// A ping of the client is a strike if it comes less than this after the last one.
     pub min_ping: Duration,
     /// Strikes that are tolerated; the next one ends the connection.
     pub strikes: u32,
@@ -60,7 +60,7 @@ impl Timing {
     }
 }
 
-/// Frames out of a stream of bytes.
+/// Cuts a stream of bytes into frames.
 #[derive(Debug)]
 struct Frames {
     bytes: Vec<u8>,
@@ -82,7 +82,7 @@ impl Frames {
         }
     }
 
-    /// The next whole frame, or the preface.
+    /// The next whole frame, or the preface, with whether it is a frame.
     fn next(&mut self) -> Option<(bool, Vec<u8>)> {
         if self.preface > 0 {
             let length = std::mem::take(&mut self.preface);

@@ -12,7 +12,7 @@ use super::{CiliumAgent, Manner, place};
 use crate::lab::{DNS4, DNS6, Lab, web4};
 use crate::{Pod, Program, Query, SdpOptions, eventually};
 
-/// Longest wait for things that take no time, on a busy machine.
+/// Longest wait, on a busy machine, for things that usually take no time.
 pub const SOON: Duration = Duration::from_secs(15);
 /// How long a query waits before the next is sent.
 const HASTY: Duration = Duration::from_millis(20);
@@ -57,7 +57,7 @@ pub fn world(lab: &Lab) -> World {
     }
 }
 
-/// An agent with shorter limits than Cilium's, so that a test sees it soon.
+/// An agent with shorter limits than Cilium's, so that a test reaches them soon.
 pub fn hurried() -> Manner {
     Manner {
         timing: Timing::hurried(20),

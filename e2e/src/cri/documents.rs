@@ -20,7 +20,7 @@ pub fn only_allowed_server() -> String {
     policy::egress("web", "web", &allowed_server())
 }
 
-/// Describes these pods, and no others, to the agent: labels `app: web`, with their uids.
+/// Describes exactly these pods to the agent, with their uids and the label `app: web`.
 pub fn describe(lab: &Lab, pods: &[PodName]) -> Result<()> {
     let documents = pods.iter().map(|pod| {
         let PodName {
@@ -41,8 +41,8 @@ metadata: {{name: {name}, namespace: {namespace}, uid: {uid}, labels: {{app: web
     lab.write_policy("pods.yaml", &documents.collect::<String>())
 }
 
-/// Describes these pods, and no others, to `netpol run`: labels `app: web`, with their uids and
-/// known addresses.
+/// Describes exactly these pods to `netpol run`, with their uids, known addresses and the label
+/// `app: web`.
 pub fn describe_on_node(lab: &Lab, pods: &[(PodName, Option<IpAddr>)]) -> Result<()> {
     let documents = pods.iter().map(|(pod, address)| {
         let PodName { namespace, name, uid, .. } = pod;

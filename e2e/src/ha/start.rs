@@ -19,7 +19,7 @@ use crate::wait::eventually;
 
 /// Promised time to the first right answer.
 const PROMISED: Duration = Duration::from_millis(250);
-/// The same in tests, whose programs were built for debugging: shorter than the timeout of any step.
+/// Like [`PROMISED`], for debug builds in tests: shorter than the timeout of any step.
 const UNDER_TEST: Duration = Duration::from_secs(1);
 /// How long to wait for an answer before the next query is sent.
 const NEXT_QUERY: Duration = Duration::from_millis(12);
@@ -117,7 +117,7 @@ fn move_server(setup: &Setup, pod: &Pod) -> Result<DnsServer> {
     rules: {dns: [{matchPattern: "*.good.test"}]}
 "#;
     lab.write_policy("server.yaml", &egress("server", "web", rules))?;
-    // Another pod with its labels keeps the identity alive after the old address.
+    // Another pod with the same labels keeps the identity alive when the old address is gone.
     let sibling = setup.clients().nth(2).context("a third pod")?;
     lab.add_endpoint(sibling, SERVER_LABELS)?;
     let before = lab.add_endpoint(pod, SERVER_LABELS)?;

@@ -1,4 +1,5 @@
-//! R1 on a full node: what is asked while no agent owns it opens soon, with a second agent that stands by and without.
+//! R1 on a full node: what is asked while no agent owns the node opens soon, with and without a
+//! standby agent.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
@@ -21,20 +22,20 @@ use crate::standby::{StoppedCore, expect_owner, standing_by};
 
 /// The first address of the node's further pods.
 const FIRST: u8 = 15;
-/// Names asked after each fault, one every so often.
+/// Number of names that are asked after each fault, one every [`EVERY`].
 const ASKED: u16 = 20;
 const EVERY: Duration = Duration::from_millis(20);
-/// Longest wait for what was asked.
+/// Longest wait until everything that was asked is open.
 const OPENS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(1);
-/// An address that nothing is about.
+/// An address that no policy and no name is about.
 const NOWHERE: Ipv4Addr = Ipv4Addr::new(192, 88, 99, 1);
 
 /// What ends the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Killed,
-    /// Its core is stopped: its watchdog ends it.
+    /// The owner's core is stopped, so its watchdog ends it.
     Hung,
 }
 
@@ -58,7 +59,7 @@ impl Limits {
     fn after(end: End) -> Self {
         let away = match end {
             End::Killed => Duration::ZERO,
-            // The watchdog's ten seconds, with its ticks.
+            // The watchdog waits ten seconds, plus its ticks.
             End::Hung => Duration::from_millis(11_700),
         };
         Self {
@@ -183,7 +184,7 @@ impl<'a> FullNode<'a> {
         standing_by(&self.setup.lab, &name, &self.options())
     }
 
-    /// Has the pods look up names, so that they are known.
+    /// Makes the pods look up names, so that the agent knows the names.
     fn learn(&self) -> Result<()> {
         let lab = &self.setup.lab;
         let pods: Vec<&Pod> = self.setup.clients().collect();
@@ -253,7 +254,7 @@ impl<'a> FullNode<'a> {
 
 impl Drop for FullNode<'_> {
     fn drop(&mut self) {
-        // The standby first: it would take over.
+        // The standby ends first: otherwise it would take over.
         drop(self.standby.take());
         drop(self.owner.take());
         self.pods.clear();

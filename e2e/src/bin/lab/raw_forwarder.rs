@@ -164,7 +164,7 @@ impl<A: SockaddrLike + Copy> Batch<A> {
         Ok(())
     }
 
-    /// Sends as much as fits. The rest is lost.
+    /// Sends as many datagrams as the socket takes. The rest are lost.
     fn send(&self, socket: &UdpSocket) {
         let (slices, to): (Vec<[IoSlice<'_>; 1]>, Vec<_>) = self
             .buffers

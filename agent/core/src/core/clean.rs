@@ -32,7 +32,7 @@ pub struct Unrevoked {
     pub address: IpAddr,
     /// When its last lease ends by itself.
     pub until: BootTime,
-    /// Streams, open or closed, whose proxies did not give it back.
+    /// Streams, open or closed, whose proxies did not give the lease back.
     pub streams: BTreeSet<StreamId>,
 }
 
@@ -94,7 +94,7 @@ impl State {
             }
         }
         for (id, name, address) in forget {
-            // What a restart kept of the address goes too.
+            // Restored labels of the address that mean this name are removed too.
             self.forget_restored(&name, address);
             let gone = self.learned.names.forget(id, &name, address, self.now);
             self.clear(gone);
@@ -189,8 +189,8 @@ impl State {
         pairs.collect()
     }
 
-    /// True if only a lease keeps the pair. It is then marked as being revoked, and gets no new
-    /// lease.
+    /// True if only a lease keeps the pair. The pair is then marked as being revoked, and gets no
+    /// new lease.
     fn note_revoking(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         let now = self.now;
         let pair = self

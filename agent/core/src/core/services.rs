@@ -1,10 +1,10 @@
-//! Services of the cluster. Each has one identity for each address family, which its addresses of that
-//! family have: the families have different backends.
+//! Services of the cluster. Each has one identity per address family, because the families have
+//! different backends.
 //!
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
-//! those of the identities behind it ([`super::state::policy_model`]); here they are read from the
-//! addresses of its backends, whenever one of these changes ([`backends`]). [`addresses`] says which
-//! Service has an address.
+//! those of the identities behind it ([`super::state::policy_model`]); this file reads the
+//! identities behind a Service from the addresses of its backends, whenever one of these changes
+//! ([`backends`]). [`addresses`] says which Service has an address.
 
 mod addresses;
 mod backends;

@@ -118,8 +118,8 @@ impl State {
         known.max_by_key(|known| known.as_slice().len()).cloned()
     }
 
-    /// Whether the label is that of a name which no firewall denies. Without the label of a denied name
-    /// a packet would pass.
+    /// Whether the label is of a name that no firewall denies. Without the label of a denied name a
+    /// packet would pass.
     fn may_be_left_out(&self, label: &Label) -> bool {
         let is_denied = label.source() == DNS_NAME && self.resolved.used().is_denied(label);
         is_name(&label) && !is_denied

@@ -17,7 +17,7 @@ use crate::core::{
     state::State,
 };
 
-/// Mappings kept until the sources are synced.
+/// Maximum number of mappings that are kept until the sources are synced.
 const MAX_EARLY: usize = 100_000;
 
 /// See the module.
@@ -67,7 +67,7 @@ impl Intake {
         }
     }
 
-    /// A stream closed.
+    /// Forgets a stream that closed.
     pub(in crate::core) fn close(&mut self, stream: StreamId) {
         self.rates.remove(&stream);
     }

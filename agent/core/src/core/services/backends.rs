@@ -58,7 +58,7 @@ impl State {
     /// What is behind the address of a backend.
     fn behind_address(&mut self, backend: &BackendAt) -> Behind {
         if backend.address.is_unspecified() {
-            // It cannot be read: no rule selects it.
+            // The address cannot be read: no rule selects it.
             return Behind::Known(IdentityId::UNKNOWN);
         }
         let Some((prefix, metadata)) = self.ipcache.longest_claimed(backend.address) else {

@@ -21,7 +21,7 @@ pub(crate) struct Changes {
     pub(crate) before: Option<u64>,
     /// Revision of the DNS rules that files get meanwhile, once these are rendered.
     pub(crate) rendered: Option<u64>,
-    /// How the plans of the parts so far ended.
+    /// How the plans of all parts so far ended.
     pub(crate) result: PlanResult,
     /// Work done since the part began, in units.
     pub(crate) spent: usize,
@@ -46,10 +46,10 @@ pub(crate) struct Change {
 
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// The new document's first selectors, this many, are registered.
+    /// How many selectors of the new document are registered, from the first one on.
     Labels(usize),
     Rules(PendingRollout),
-    /// The old document's first selectors, this many, are unregistered.
+    /// How many selectors of the old document are unregistered, from the first one on.
     Leftovers(usize),
 }
 
@@ -57,9 +57,9 @@ pub(crate) enum Stage {
 #[derive(Debug)]
 pub(crate) struct PendingRollout {
     pub(crate) subjects: Vec<IdentityId>,
-    /// Endpoints of the subject that was rendered last.
+    /// Endpoints of the last rendered subject that still have the old entries.
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Peer identities whose entries differ for that subject.
+    /// Peer identities whose entries differ for the last rendered subject.
     pub(crate) peers: Vec<IdentityId>,
     pub(crate) deferred: Removals,
 }

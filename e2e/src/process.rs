@@ -46,7 +46,7 @@ impl Program {
         })
     }
 
-    /// Has the program's repairs read before it ends.
+    /// Makes `look` read the program's repairs before the program ends.
     pub fn check_repairs_at_end(&mut self, look: RepairCheck) {
         self.repair_check = Some(look);
     }

@@ -14,7 +14,7 @@ use crate::traffic::Report;
 
 /// No query that is sent later than this after a fault may be lost, nanoseconds.
 const OVER: u64 = 1_000_000_000;
-/// Longest time before a fault at which a query that the replica lost was sent, nanoseconds.
+/// Queries sent up to this time before a fault may be lost with the replica, nanoseconds.
 const HAD: u64 = 500_000_000;
 /// The kernel closes the sockets of a killed proxy within this time, nanoseconds. It is below the
 /// pause that clients would notice, with room for a busy machine.

@@ -97,7 +97,7 @@ fn row(name: &str, times: &mut [Duration], within: Duration, wrong: u64) -> Row 
         right,
         wrong,
         lost: tally.lost,
-        // Other processes may use the machine, so the best of several times counts.
+        // The times are only in the note, because other processes may use the machine.
         holds: right > 0 && wrong == 0,
         note,
         udp: tally,
@@ -173,7 +173,7 @@ fn first_answer(
     let query = query.clone().within(NEXT_QUERY);
     pod.netns.enter(|| -> Result<_> {
         let start = Instant::now();
-        // It keeps the lab's node as its namespace, which the command enters.
+        // The command itself enters the lab's node; only the query is sent from the pod.
         let proxy = Program::start("holdfast-sdp", command, &log)?;
         let mut wrong = 0;
         loop {

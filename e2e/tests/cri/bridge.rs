@@ -1,5 +1,5 @@
 //! Pods of the reference plugin `bridge`, with the bridge as gateway, are under the same policy as
-//! routed ones: DNS names too.
+//! routed pods, DNS names included.
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::cri::{Base, CriNode, PodName, Sent, allowed_server, describe};
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};

@@ -79,7 +79,7 @@ fn a_redirect_that_policy_no_longer_has_is_forgotten() {
         assert!(k.redirect(PEER4, 53, UDP)?.is_some());
         k.forget(PolicyKey::new(PEER, EGRESS, UDP, 53, 16))?;
         drops(k, "revoked", &query, Reason::PolicyDenied)?;
-        // The entry stays for answers of the proxy that are on their way.
+        // The redirect entry stays for answers of the proxy that are on their way.
         let note = k.redirect(PEER4, 53, UDP)?.expect("a redirect entry");
         assert_eq!(note.proxy_port.get(), 0);
         k.allow(PEER, EGRESS, UDP, 53)?;

@@ -128,7 +128,7 @@ fn the_proxy_is_recognised_by_its_socket_although_others_rewrite_marks_of_packet
             counted(node, Reason::ForgedAnswer, before + 1)?;
             assert!(is_empty(&asker)?, "a forged answer");
 
-            // Calico's default: its bits contain the identity of our marks.
+            // Calico's default mask contains the bits of the identity in our marks.
             node.on_output("meta mark set meta mark & 0x0000ffff")?;
             tcp_exchange(node, &proxy, peer)?;
             let query = udp_at((peer, 0).into(), mark::from_proxy(client))?;

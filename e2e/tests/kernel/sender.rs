@@ -88,7 +88,7 @@ fn an_address_of_the_node_is_the_node_only_in_packets_that_the_node_made() {
             k.allow(IdentityId::HOST.0, INGRESS, TCP, 80)?;
             assert_eq!(reason(k, &frame, From::Outside)?, Reason::PolicyDenied);
         }
-        // It is a packet from outside, of which more is not known.
+        // The packet counts as one from outside, without a closer identity.
         k.allow(IdentityId::WORLD_IPV4.0, INGRESS, TCP, 80)?;
         let [(pod4, node4, _), (pod6, node6, _)] = FAMILIES;
         let four = opening(node4, pod4);
@@ -136,7 +136,7 @@ fn a_packet_from_a_pod_s_interface_is_that_pod_s() {
                     Reason::PolicyDenied
                 );
             }
-            // Its labels as they are now, not as they were when it was attached.
+            // The neighbour's present labels count, not its labels at the time of its attachment.
             for (pod, node, neighbour) in FAMILIES {
                 k.identity(neighbour, 1002)?;
                 let frame = opening(node, pod);

@@ -2,8 +2,8 @@
 //! while its pods look up names and connect. When it is back, the agent is up to date within
 //! its retry time, and asks for each kind once.
 //!
-//! The hours pass in the agent alone: libfaketime runs its clocks faster, and shortens its waits. The
-//! kernel's clock is not changed, so that the test proves nothing about connections' lifetimes.
+//! The hours pass in the agent alone: libfaketime runs its clocks faster, and shortens its waits.
+//! The kernel's clock is not changed, so the test proves nothing about connections' lifetimes.
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ const NAMED: u8 = 10;
 const DB: u8 = 11;
 /// Servers that policy does not allow.
 const DENIED: [u8; 2] = [12, 13];
-/// Maximum number of requests after the server's return: one for each kind, some for the object about the
-/// node, and those that are refused until the agent has read the token's file again.
+/// Maximum number of requests after the server's return: one for each kind, some for the object
+/// about the node, and requests that are refused until the agent has read the token's file again.
 const REQUESTS: usize = 60;
 
 /// Web may look up and reach names of good.test, and databases.
@@ -127,7 +127,7 @@ fn answer(lab: &Lab, name: &str) -> Result<Reply> {
     })
 }
 
-/// What the pod may do and may not.
+/// Checks what the pod may do and may not do.
 fn judged(lab: &Lab) -> Result<()> {
     answer(lab, "www.good.test")?.expect(web4(NAMED))?;
     answer(lab, "www.bad.test")?.expect_refused()?;
@@ -181,7 +181,7 @@ fn an_api_server_that_is_away_for_three_hours_changes_nothing() {
         ensure!(status["ready"] == true, "{status}");
         stays.expect_alive()?;
 
-        // It is back, with another token in the agent's file, and with changes.
+        // The server is back, with another token in the agent's file, and with changes.
         api.expire_token();
         api.rotate_token(2)?;
         api.delete("pods", "default", "db")?;

@@ -152,7 +152,8 @@ fn observed_3_streaming_lists_end_with_a_bookmark_or_fail_with_an_old_etcd() -> 
         let message = line["object"]["message"].as_str().unwrap_or_default();
         let wanted = "required storage feature RequestWatchProgress is disabled";
         ensure!(message.contains(wanted), "{line}");
-        // The server makes a streaming list of every watch with bookmarks that begins with the state.
+        // The server makes a streaming list of every watch that has bookmarks and begins with the
+        // state.
         server.put(web("web-1"))?;
         let state = format!("{PODS}?watch=1&resourceVersion=0");
         let bookmarks = format!("{state}&allowWatchBookmarks=true");
@@ -404,7 +405,7 @@ fn lists_come_in_pages_and_a_watch_follows_them_without_a_gap() -> Result<()> {
             metadata["kind"] == "PartialObjectMetadataList",
             "{metadata}"
         );
-        // A page whose history is forgotten.
+        // The next page, after the server has forgotten the history.
         let token = agent.get(&format!("{PODS}?limit=1")).await?.body;
         let token = token["metadata"]["continue"]
             .as_str()

@@ -1,5 +1,5 @@
 //! Pods on a Linux bridge (podman, docker, LXC, flannel, k3s) are under the same policy as routed
-//! ones. Their queries are judged and answered, wherever the server is.
+//! pods. Their queries are judged and answered, wherever the server is.
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -128,15 +128,15 @@ fn a_server_on_the_pods_own_bridge_sees_no_query_of_the_pod_itself() {
             Ok(())
         };
         judged(&pod).context("endpoint server")?;
-        // As large as many packets, so that fragments follow the first.
+        // A query of several packets, so that fragments follow the first.
         for server in at_server {
             pod.ask(&Query::a("www.good.test", server).sized(4000))?
                 .expect(web4(10))?;
         }
         call_netfilter(lab, "0")?;
         judged(&pod).context("netfilter does not see the bridge")?;
-        // The bridge uses the lowest MAC of its ports. A port with a lower one changes nothing for the
-        // pod's queries.
+        // The bridge uses the lowest MAC of its ports. A port with a lower MAC changes nothing for
+        // the pod's queries.
         let _lower = bridge.add_port("low", 13, Some("02:00:00:00:00:01"))?;
         let link = lab.node.run("ip", &["link", "show", "cni0"])?;
         ensure!(link.contains("02:00:00:00:00:01"), "{link}");

@@ -1,5 +1,6 @@
-//! A container on a bridge that gets another address is named in `status`, `observe` shows what it sends,
-//! and its endpoint gets the address when its document is written again, or when it is added again.
+//! A container on a bridge gets another address: `status` names the container, and `observe` shows
+//! what it sends. Its endpoint gets the address when its document is written again, or when the
+//! endpoint is added again.
 use std::fs::{File, FileTimes};
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ fn a_bridged_container_with_another_address_is_named_and_its_document_takes_the_
             ensure!(!shown.contains("[::]:0"), "{shown}");
             Ok(())
         })?;
-        // A change of its labels, or of another document in the file, is about something else.
+        // A change of its labels, or of another document in the file, does not accept the address.
         let other = lab.b.netns.name();
         let more = format!("{text}---\nnetns: {other}\nlabels: ['k8s:app=other']\n");
         std::fs::write(&document, more)?;

@@ -1,5 +1,5 @@
-//! A policy or endpoint document that cannot be read, and a directory of them that is not there any
-//! more, open no pod: what was read last stays in force, and `status` names what to repair.
+//! A policy or endpoint document that cannot be read, or a missing directory of documents, opens no
+//! pod: what was read last stays in force, and `status` names what to repair.
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -89,7 +89,7 @@ fn expect_closed(lab: &Lab) -> Result<()> {
     lab.a.expect_closed(at(web4(DENIED), 80))
 }
 
-/// `status`, or a list of refused policies that it refers to, has these words.
+/// Waits until `status`, or a list of refused policies that it refers to, has these words.
 fn named(lab: &Lab, words: &[&str]) -> Result<()> {
     eventually("it is named", SOON, || {
         let status = lab.agent_json(&["status"])?;
@@ -102,7 +102,7 @@ fn named(lab: &Lab, words: &[&str]) -> Result<()> {
     })
 }
 
-/// Neither `status` nor that list names a document or a directory of documents.
+/// Waits until neither `status` nor that list names a document or a directory of documents.
 fn unnamed(lab: &Lab) -> Result<()> {
     eventually("no problem is left", SOON, || {
         let status = lab.agent_json(&["status"])?;
@@ -228,7 +228,7 @@ fn a_directory_that_is_unmounted_or_replaced_keeps_what_it_had() {
         named(lab, &both)?;
         expect_closed(lab)?;
 
-        // The directories are there again, and their documents are.
+        // The directories are back, and then their documents.
         for dir in [&policies, &endpoints] {
             fs::create_dir(dir)?;
         }

@@ -1,4 +1,4 @@
-//! The messages between the proxy and a Cilium agent, checked by a stand-in with the real one's
+//! The messages between the proxy and a Cilium agent, checked by a stand-in with the real agent's
 //! requirements.
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -295,7 +295,7 @@ fn no_client_is_disconnected_in_ten_minutes() {
                     world.rules.insert(CLIENT, vec![rule]);
                 });
             }
-            // Silences shorter and longer than those after which the agent pings.
+            // Silences shorter and longer than the silence after which the agent pings.
             let pings = agent.seen().answered_pings;
             let silent = Duration::from_secs(u64::from(round * 7 % 17));
             let until = Instant::now() + silent;

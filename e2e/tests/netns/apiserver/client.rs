@@ -128,7 +128,7 @@ impl Client {
             .await
     }
 
-    /// With `DeleteOptions`; null = without.
+    /// Deletes the object at `path`. `options` are the `DeleteOptions`, or null.
     pub(crate) async fn delete(&self, path: &str, options: &Value) -> Result<Answer> {
         let body = match options {
             Value::Null => String::new(),

@@ -90,9 +90,9 @@ const LONGEST_REPLY: usize = 2048;
 pub struct Verdict {
     /// Whether the program did not drop the packet.
     pub pass: bool,
-    /// Why, by the counter that moved.
+    /// The reason of the verdict: the one whose counter moved.
     pub reason: Reason,
-    /// The mark it was given.
+    /// The mark that the packet got.
     pub mark: u32,
 }
 
@@ -101,7 +101,7 @@ pub struct Verdict {
 pub enum From {
     /// An interface that is no endpoint's.
     Outside,
-    /// The same, and something gave it this mark.
+    /// Like [`Self::Outside`], with this mark.
     OutsideMarked(u32),
     /// The interface with this number.
     Interface(u32),

@@ -110,7 +110,7 @@ pub(super) fn taken(setup: &Setup, end: End, next: Next) -> Result<Vec<Row>> {
     drop(node);
     let mut row = Row::none_lost(String::new(), &report, note);
     row.promise = super::SOON_AGAIN;
-    // A restarted agent is beside the promise: its figures are for comparison.
+    // The promise does not cover a restarted agent: its figures are only for comparison.
     row.holds &= within || next == Next::Restart || !setup.size.judges_times;
     Ok(vec![row])
 }

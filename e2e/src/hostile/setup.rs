@@ -265,7 +265,7 @@ fn attacker_rules() -> String {
         )
 }
 
-/// Every name has one address, `big` has [`BIG`].
+/// Every name has one address, except `big` with [`BIG`] and the `large` names with 1,000 each.
 fn attacker_zone() -> String {
     let mut records = format!(
         "$ORIGIN {ZONE}.\n$TTL 600\n@ IN SOA ns hostmaster 1 3600 600 86400 60\n@ IN NS ns\n\

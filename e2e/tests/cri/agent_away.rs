@@ -112,7 +112,7 @@ fn pods_start_and_are_judged_although_the_agent_is_killed_while_they_start() {
         let agent = node.start_agent(Base::Ptp.name())?;
         let (started, _agent) = std::thread::scope(|scope| {
             let starting = scope.spawn(|| node.run_at_once(&pods, AT_ONCE));
-            // Some pods wait for the agent, none or one is under policy.
+            // Some pods wait for the agent, and at most one is under policy.
             let wait = until("pods wait", SOON, || node.leases(), |now| now.len() >= 3);
             let agent = wait
                 .and_then(|_| agent.kill_9())

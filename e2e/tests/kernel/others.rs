@@ -74,7 +74,8 @@ fn programs_after_ours_receive_packets_to_a_pod() {
             server.send_to(b"after", (pod, PORT))?;
             counted(node, Reason::Allowed, before + 1)?;
             node.leave_all()?;
-            // The packet that was sent after it arrives first.
+            // The dropped packet does not arrive late: the packet that was sent after it arrives
+            // first.
             server.send_to(b"last", (pod, PORT))?;
             let mut buffer = [0; 64];
             let length = client.recv(&mut buffer)?;

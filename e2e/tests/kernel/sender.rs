@@ -128,7 +128,7 @@ fn a_packet_from_a_pod_s_interface_is_that_pod_s() {
                     let frame = opening(source, pod);
                     assert_eq!(reason(k, &frame, from)?, Reason::Allowed, "{source}");
                 }
-                // The peer is admitted nowhere: an address says nothing about another interface.
+                // The interface decides: the peer's address is admitted here, but not from outside.
                 let peer = if pod.is_ipv4() { PEER4 } else { PEER6 };
                 assert_eq!(reason(k, &opening(peer, pod), from)?, Reason::Allowed);
                 assert_eq!(

@@ -11,7 +11,7 @@ use holdfast_e2e::policy::{WEB, dns_to, egress, good_names, names};
 use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 use shared_maps::event::Reason;
 
-/// Servers on the bridge that are not endpoints, and pods that are.
+/// Peer field for servers on the bridge that are not endpoints.
 const ON_BRIDGE: &str = "toCIDR: [10.88.0.53/32, \"fd88::35/128\"]";
 const DNS_PODS: &str = "toEndpoints: [{matchLabels: {app: dns}}]";
 const SOON: Duration = Duration::from_secs(10);

@@ -166,7 +166,7 @@ fn a_pod_does_not_start_with_the_labels_of_the_one_before_it() {
         started?;
         sends_at_once(&pod)?;
         ensure!(!leaks.of(&pod), "a forbidden packet got out");
-        // The next one of that name is made while this one runs.
+        // The object of the next pod of that name comes while this pod runs.
         lab.write_policy("pods.yaml", &document("db-0", "uid-of-after", "app: other"))?;
         eventually("status names the pod", SOON, || {
             let status = lab.agent(&["status"])?;
@@ -391,7 +391,7 @@ fn a_path_that_is_no_network_namespace_is_refused_at_once() {
         std::fs::write(at("file"), "text")?;
         std::os::unix::fs::symlink("pipe", at("link"))?;
         let begin = std::time::Instant::now();
-        // More than the look-ups that the agent makes at the same time.
+        // More requests than the look-ups that the agent makes at the same time.
         for name in ["pipe", "socket", "file", "link", "pipe", "pipe", "pipe"] {
             let sandbox = Sandbox {
                 netns: at(name),
@@ -407,7 +407,7 @@ fn a_path_that_is_no_network_namespace_is_refused_at_once() {
                 "{name}: {error:?}"
             );
         }
-        // One that waits does so for 20 s.
+        // A request that waits would take 20 s.
         let took = begin.elapsed();
         ensure!(
             took < Duration::from_secs(15),

@@ -18,7 +18,7 @@ use shared_maps::event::Reason;
 
 /// Longest wait for an error. Without a reply, a connection fails after minutes.
 const SOON: Duration = Duration::from_secs(10);
-/// How long silence is awaited.
+/// How long a test waits to see that nothing arrives.
 const SILENCE: Duration = Duration::from_secs(1);
 
 fn with(flags: &[&str]) -> AgentOptions {
@@ -66,7 +66,7 @@ fn datagram_error(pod: &Pod, to: SocketAddr, size: usize, limit: Duration) -> Re
     })?
 }
 
-/// TCP, UDP and ping of both families fail at once.
+/// Fails unless TCP, UDP and ping of both families fail at once.
 fn expect_errors(pod: &Pod) -> Result<()> {
     for host in [web4(12), web6(12)] {
         let kind = connect_error(pod, at(host, 80), SOON)?;
@@ -111,7 +111,7 @@ fn denied_connections_fail_at_once() {
             Ok(())
         })?;
 
-        // Allowed traffic is as before.
+        // Allowed traffic is not affected.
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
@@ -183,8 +183,9 @@ fn denied_connections_of_a_bridged_pod_fail_at_once() {
     });
 }
 
-/// A container in the pod sends through it, and the pod translates its addresses. The checksums of
-/// its packets, and of the replies to it, are completed by the stack or left to the device.
+/// A container in the pod sends through the pod, which translates the container's addresses. The
+/// checksums of its packets, and of the replies to it, are completed by the stack or left to the
+/// device.
 #[test]
 fn a_container_behind_the_pods_address_gets_the_replies_too() {
     with_lab(|lab| {
@@ -373,7 +374,7 @@ fn without_a_reply_glibc_waits_for_the_first_server() {
     with_lab(|lab| {
         let _running = start(lab, &[])?;
         let output = getent(lab, [OTHER_DNS4, DNS4], "")?;
-        // The status of `timeout`.
+        // `timeout` exits with this code.
         ensure!(output.status.code() == Some(124), "{output:?}");
         Ok(())
     });

@@ -15,7 +15,7 @@ use shared_maps::event::Reason;
 const SOON: Duration = Duration::from_secs(10);
 /// Longer than TTL, lease and two scans of connections.
 const LATE: Duration = Duration::from_secs(40);
-/// Connections that each are the first to their address.
+/// Number of connections that are each the first to their address.
 const FIRST_CONNECTIONS: u16 = 500;
 
 const EXAMPLE: &str = "{type: Allow, to: {dnsName: '*.example.test'}}";

@@ -14,7 +14,7 @@ use shared_maps::user::{Access, Map, MapKind};
 const SOON: Duration = Duration::from_secs(15);
 const POD_PORT: u16 = 7000;
 const PEER_PORT: u16 = 9000;
-/// Labels of the pod that comes second.
+/// Labels of the pod that replaces the first pod.
 const SECOND: &str = "k8s:app=second,k8s:io.kubernetes.pod.namespace=default";
 
 fn policy(app: &str, rules: &str) -> String {
@@ -103,7 +103,7 @@ fn a_flow_that_the_pod_refreshes_ends_with_policy() {
     });
 }
 
-/// The flows go on while policy allows them, and end when it no longer does.
+/// The flows go on while policy allows them, and end when policy no longer allows them.
 fn flow_ends(lab: &Lab, flows: &[(UdpSocket, UdpSocket, SocketAddr)]) -> Result<()> {
     let allowed = Instant::now() + Duration::from_secs(3);
     while Instant::now() < allowed {
@@ -119,7 +119,7 @@ fn flow_ends(lab: &Lab, flows: &[(UdpSocket, UdpSocket, SocketAddr)]) -> Result<
     let closed = Instant::now();
     eventually("the replies end", SOON, || {
         for (_, outside, peer) in flows {
-            // What is in the queue already, then nothing for a second.
+            // Packets that are queued already may arrive, then nothing for a second.
             while outside.recv_from(&mut [0; 16]).is_ok() {
                 ensure!(closed.elapsed() < SOON * 2, "a reply to {peer}");
             }
@@ -150,7 +150,7 @@ fn of_others(lab: &Lab, id: u64) -> Result<usize> {
 #[test]
 fn a_pod_with_the_address_of_an_earlier_one_has_none_of_its_flows() {
     with_lab(|lab| {
-        // It may be reached by everyone, and may reach nothing that is used here.
+        // The second pod may be reached by everyone, and may reach nothing that is used here.
         let rules = "\x20 egress:\n\x20 - toCIDR: [\"203.0.113.99/32\"]\n";
         lab.write_policy("second.yaml", &policy("second", rules))?;
         let _agent = lab.start_agent(&AgentOptions::default())?;

@@ -1,5 +1,4 @@
-//! Any number of idle connections to the agent's sockets opens no pod and takes no place of a
-//! proxy.
+//! Idle connections to the agent's sockets, however many, open no pod and take no proxy's place.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -19,7 +18,7 @@ use holdfast_e2e::{
 };
 use serde_json::Value;
 
-/// Descriptors that the agent may have: less than the connections.
+/// Maximum number of descriptors of the agent, below the number of connections.
 const DESCRIPTORS: u64 = 2048;
 /// Number of idle connections that one process opens.
 const NUMBER: usize = 4000;
@@ -86,7 +85,7 @@ fn endpoints(lab: &Lab) -> Result<Value> {
     lab.agent_json(&["endpoint", "list"])
 }
 
-/// While the flood lasts, nothing forbidden passes, and the agent answers.
+/// Checks that nothing forbidden passes and that the agent answers while the flood lasts.
 fn holds(lab: &Lab, before: &Value) -> Result<()> {
     let forbidden = at(web4(12), UDP_PORT);
     let begin = Instant::now();

@@ -41,7 +41,8 @@ fn number(journal: &Value, key: &str) -> Result<u64> {
         .context("no number")
 }
 
-/// A proxy with this name adopts the journals of others.
+/// Waits until the proxy with this name has adopted `pairs` pairs from the journals of other
+/// proxies.
 fn takes_up(lab: &Lab, proxy: &str, pairs: u64) -> Result<()> {
     eventually("it adopts the journals", SOON, || {
         let journal = journal(lab, proxy)?;
@@ -115,7 +116,7 @@ fn a_running_proxy_adopts_another_journal() {
         programs.sdp.kill_9()?;
         takes_up(lab, "two", 2)?;
 
-        // A proxy that drains hands over as well.
+        // A proxy that drains also hands over its journal.
         learn(lab, 12)?;
         other.terminate(SOON)?;
         ensure!(files(lab)?.len() == 1, "{:?}", files(lab)?);

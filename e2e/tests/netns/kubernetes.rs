@@ -1,5 +1,6 @@
-//! An agent takes pods, namespaces, Services and policies from the API server of a cluster, and
-//! enforces the last state that it saw while the server is away, refuses or sends odd objects.
+//! An agent takes pods, namespaces, Services and policies from the API server of a cluster. It
+//! enforces the last state that it saw while the server is away, refuses requests or sends odd
+//! objects.
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ fn db_0(app: &str) -> Value {
     pod("default", "db-0", json!({"app": app}), "n1", &[])
 }
 
-/// A server with a policy, the pod that it selects, and a database on another node.
+/// An API server with a policy, the pod that it selects, and a database on another node.
 fn cluster(lab: &Lab) -> Result<ApiServer> {
     let directory = lab.directory().join("apiserver");
     let api = ApiServer::start(Some(&lab.node), &directory, Options::default())?;
@@ -180,8 +181,8 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         opens(lab, web4(10))?;
         let stays = lab.a.stream(at(web4(10), 80))?;
 
-        // Broken connections, then 410 with changes in between: read again, and only the
-        // difference counts.
+        // Broken connections, then 410 with changes in between: everything is read again, but only
+        // the difference has an effect.
         for kind in KINDS {
             api.break_streams(kind)?;
         }
@@ -224,7 +225,7 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         opens(lab, web4(12))?;
         stays.expect_alive()?;
 
-        // Refused with 403, 500 and 503: the last list counts.
+        // Requests are refused with 403, 500 and 503: the last list stays in force.
         for (refusal, text) in [
             (Refusal::Forbidden, "the verb watch on pods is missing"),
             (Refusal::Unavailable, "503"),
@@ -395,7 +396,7 @@ fn odd_objects_are_named_and_disturb_no_other() {
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
 
-        // Two Services with one address, and a pod with the address of another.
+        // Two Services with one address, and a pod with the address of another pod.
         for name in ["one", "two"] {
             api.put(json!({
                 "apiVersion": "v1", "kind": "Service",
@@ -429,7 +430,7 @@ fn a_kind_without_its_crd_is_empty_after_a_while_and_named() {
             SOON,
             &["CiliumCIDRGroup", "install the CRDs", "crds.install"],
         )?;
-        // A cluster may do without these: it has no objects of them, which is no problem.
+        // A cluster may lack these kinds: it then has no such objects, which is no problem.
         let status = lab.agent(&["status"])?;
         for kind in ["EgressFirewall", "DNSNameResolver"] {
             let mut lines = status.lines();

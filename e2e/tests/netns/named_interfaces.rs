@@ -48,7 +48,7 @@ fn a_document_about_an_interface_of_the_host_itself_does_not_take_the_host_off_t
     });
 }
 
-/// What the log of the agent says of a port: that it is closed.
+/// Number of lines in the agent's log which say that a port is closed.
 fn closed(agent: &Program) -> usize {
     let log = agent.log();
     let lines = log

@@ -7,7 +7,7 @@ use crate::identity::{cluster::ClusterCounts, cluster_object::NumberSource};
 /// The whole state. Built on demand: the cost grows with the size of the state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Snapshot {
-    /// Counts; what [`crate::core::Core::summary`] gives alone.
+    /// Counts, as [`crate::core::Core::summary`] returns them.
     pub summary: Summary,
     pub endpoints: Vec<EndpointView>,
     /// Identities by number, reserved ones left out.

@@ -22,7 +22,7 @@ pub(super) struct RefusedFirewalls {
     refused: Closed,
     /// Refused firewalls that the core has a document for.
     closed: Closed,
-    /// Every source was listed: a good version that is not known does not exist.
+    /// Whether every source was listed: a good version that is unknown then does not exist.
     is_listed: bool,
 }
 

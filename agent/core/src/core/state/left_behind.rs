@@ -22,7 +22,7 @@ pub(crate) struct Left {
 pub(crate) struct LeftBehind(pub(crate) BTreeMap<EndpointId, Left>);
 
 impl LeftBehind {
-    /// Programs are attached to these interfaces.
+    /// Adds programs that are attached to these interfaces.
     pub(crate) fn add(
         &mut self,
         id: EndpointId,
@@ -36,7 +36,7 @@ impl LeftBehind {
         self.0.insert(id, left);
     }
 
-    /// An entry could not be removed.
+    /// Keeps an entry that could not be removed.
     pub(crate) fn keep(&mut self, id: EndpointId, key: PolicyKey, value: PolicyValue) {
         if let Some(left) = self.0.get_mut(&id) {
             left.entries.push((key, value));

@@ -84,7 +84,7 @@ impl LxcTable {
         change
     }
 
-    /// An endpoint has this address, unless it is the node's.
+    /// Gives an endpoint this address, unless it is the node's.
     pub(crate) fn claim(&mut self, address: IpAddr, value: LxcValue) {
         if !self.is_node_address(address) {
             self.wanted.insert(lxc_key(address), value);
@@ -92,7 +92,7 @@ impl LxcTable {
         }
     }
 
-    /// An endpoint no longer has this address.
+    /// Takes this address from an endpoint.
     pub(crate) fn unclaim(&mut self, address: IpAddr) {
         if !self.is_node_address(address) {
             self.wanted.remove(&lxc_key(address));
@@ -156,7 +156,7 @@ impl LxcTable {
         self.planned.remove(key);
     }
 
-    /// A step failed: the datapath still has `before`.
+    /// Undoes a failed step: the datapath still has `before`.
     pub(crate) fn rollback(&mut self, key: LxcKey, before: Option<LxcValue>) {
         match before {
             Some(value) => self.planned.insert(key, value),
@@ -165,7 +165,7 @@ impl LxcTable {
         self.dirty.extend(lxc_address(&key));
     }
 
-    /// The datapath turned out to have `value`. True if that is not what was planned.
+    /// The datapath turned out to have `value`. True if something else was planned.
     pub(crate) fn correct(&mut self, key: &LxcKey, value: Option<&LxcValue>) -> bool {
         if lxc_address(key).is_none() || self.planned.get(key) == value {
             return false;

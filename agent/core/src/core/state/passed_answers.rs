@@ -8,13 +8,14 @@ use std::{
 use dns_policy::name::Fqdn;
 use shared_maps::EndpointId;
 
-/// Answers that are remembered; the oldest are forgotten.
+/// Maximum number of answers that are remembered; the oldest are forgotten.
 const REMEMBERED: usize = 256;
 
-/// How many of them may be of one server: a server that answers many names hides no other one.
+/// Maximum number of remembered answers of one server, so that a server that answers many names
+/// hides no other server.
 const OF_ONE_SERVER: usize = 16;
 
-/// Addresses of one answer that are remembered.
+/// Maximum number of addresses of one answer that are remembered.
 pub(crate) const ADDRESSES: usize = 16;
 
 /// Maximum number of servers that a warning names.

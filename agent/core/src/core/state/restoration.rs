@@ -1,9 +1,9 @@
 //! From the start to the end of the grace: what an earlier run left, until the sources replace it.
 //!
-//! Owns the progress of the sources' listings, the prefixes and numbers of the earlier run, and
-//! the endpoints that keep their former policy ([`super::hold`]). It keeps two invariants: no step
-//! is planned before both sources are complete (except the removal of what is gone), and nothing
-//! of the earlier run is given up before the grace is over.
+//! Owns the progress of the sources' listings, the prefixes and numbers of the earlier run, and the
+//! endpoints that keep their former policy ([`super::hold`]). It keeps two invariants: no step is
+//! planned before policies and endpoints are complete (except the removal of what is gone), and
+//! nothing of the earlier run is given up before the grace is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ impl Listing {
         self.seen.is_some()
     }
 
-    /// The listing is complete. Gives the keys that it had.
+    /// Ends the listing, which is complete. Returns the keys that it had.
     pub(crate) fn end(&mut self) -> BTreeSet<String> {
         self.is_complete = true;
         self.seen.take().unwrap_or_default()
@@ -106,7 +106,7 @@ impl Restoration {
         !std::mem::replace(&mut self.is_started, true)
     }
 
-    /// Whether both sources were complete once.
+    /// Whether the sync has happened: policies and endpoints were complete once.
     pub(crate) fn is_synced(&self) -> bool {
         self.is_synced
     }
@@ -129,14 +129,14 @@ impl Restoration {
         self.until.filter(|_| self.hold.is_empty())
     }
 
-    /// The grace is over. Gives the prefixes of the earlier run.
+    /// Ends the grace. Returns the prefixes of the earlier run.
     pub(crate) fn end(&mut self) -> Vec<IpNet> {
         self.until = None;
         self.requested.clear();
         std::mem::take(&mut self.prefixes)
     }
 
-    /// A prefix has labels of the earlier run.
+    /// Notes that a prefix has labels of the earlier run.
     pub(crate) fn add_prefix(&mut self, prefix: IpNet) {
         self.prefixes.push(prefix);
     }
@@ -151,12 +151,12 @@ impl Restoration {
         self.requested.iter().map(|(prefix, id)| (*prefix, *id))
     }
 
-    /// Drops the requests of numbers that prefixes do not agree on.
+    /// Drops the requests for numbers on which prefixes do not agree.
     pub(crate) fn retain_requests(&mut self, is_agreed: impl Fn(IdentityId) -> bool) {
         self.requested.retain(|_, id| is_agreed(*id));
     }
 
-    /// Rules in the files of the earlier run: a proxy may have them still.
+    /// Rules in the files of the earlier run: a proxy may still have them.
     pub(crate) fn former_rules(&self) -> &BTreeSet<RuleKey> {
         &self.former_rules
     }

@@ -187,7 +187,7 @@ impl Services {
         self.expiries.first().map(|(at, _)| *at)
     }
 
-    /// A prefix has another identity. Marks the Services with backends in it as dirty.
+    /// Notes that a prefix has another identity: marks the Services with backends in it as dirty.
     pub(crate) fn note_identity(&mut self, prefix: IpNet) {
         if self.behind.is_empty() {
             return;

@@ -82,7 +82,7 @@ fn clean(node: &mut Node, name: &str) {
     }
 }
 
-/// There are more selectors than combinations are allowed: the identity of a single selector does not
+/// There are more selectors than allowed combinations: the identity of a single selector does not
 /// count.
 #[test]
 fn selectors_alone_do_not_use_the_limit_up() {
@@ -189,8 +189,8 @@ fn at_the_limit() -> Node {
 #[test]
 fn a_restart_takes_nothing_from_a_limited_address() {
     let mut node = at_the_limit();
-    // These are resolved before 1.1.1.3: each has an identity again, and so {a, b} might be taken for
-    // it.
+    // These are resolved before 1.1.1.3, and each has an identity again: {a, b} might then be chosen
+    // for 1.1.1.3.
     for (name, address) in [
         ("a.test", "1.1.0.1"),
         ("b.test", "1.1.0.2"),
@@ -235,7 +235,7 @@ fn a_lost_checkpoint_closes_nothing() {
         (vec![1, 2], had)
     );
     assert!(open(&node, "1.1.1.3").contains(&3));
-    // The end of the grace closes nothing either, when the restored labels go.
+    // The end of the grace, when restored labels are removed, closes nothing either.
     for secs in [1, 20] {
         node.tick(node.now.plus_secs(secs));
         assert_eq!(open(&node, "1.1.1.1"), [1, 2]);

@@ -33,7 +33,7 @@ fn only_maps(node: &Node) -> Node {
     Node::with(config, restored, datapath)
 }
 
-/// A node with a pod's programs and policy, of which nothing is left on disk; the pod's number.
+/// A node with a pod's programs and policy, of which nothing is left on disk, and the pod's number.
 fn started_without_files() -> (Node, EndpointId) {
     let mut before = Node::usual();
     before.learn("www.cilium.io", &["1.1.1.1"]);

@@ -41,7 +41,7 @@ fn start_again(
 ) -> (MemoryDatapath, Member) {
     let mut node = again(&member.node, CoreConfig::default(), &[107]);
     lose(&mut node.datapath);
-    // What is lost is lost before the start.
+    // The loss comes before the start.
     let mut node = again(&node, CoreConfig::default(), &[107]);
     let start = node.datapath.clone();
     node.begin();

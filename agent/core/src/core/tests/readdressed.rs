@@ -85,7 +85,7 @@ fn a_mapping_of_its_former_address_counts_if_it_was_seen_before_the_change() {
     let (_, result) = node.mapping(seen.clone());
     assert_eq!(result.realised, Realised::Yes);
     assert!(node.identity("1.1.1.4").is_some());
-    // Another pod may have the former address since.
+    // Another pod may have had the former address since then.
     let mut later = mapping(&node, "later.cilium.io", &["1.1.1.5"]);
     node.tick(node.now.plus_secs(1));
     later.seen_at = node.now;

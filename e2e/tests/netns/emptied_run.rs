@@ -43,7 +43,8 @@ fn empty(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The kernel has nothing of the agent, as after a boot, and the pods are open.
+/// Removes everything of the agent from the kernel, as a boot does, and waits until the pods are
+/// open.
 fn unpin(lab: &Lab, pods: &[&Pod]) -> Result<()> {
     empty(lab.bpf_root())?;
     for family in Family::ALL {
@@ -138,7 +139,8 @@ fn status_says_after_a_boot_which_endpoints_to_add_again() {
         empty(&lab.directory().join("state"))?;
         unpin(lab, &[&lab.b, &c])?;
         drop(c);
-        // The files were written before this boot, on which another process has the number.
+        // Makes the files look as if they were written before this boot: another process may have
+        // the number.
         let boot_id = fs::read_to_string(BOOT_ID)?;
         for entry in fs::read_dir(lab.endpoint_store())? {
             let path = entry?.path();

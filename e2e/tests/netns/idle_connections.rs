@@ -185,7 +185,7 @@ fn idle_connections_of_any_user_over_tcp_open_nothing() {
     });
 }
 
-/// With a limit that is too low for the agent's own work, it serves fewer connections and says so.
+/// With a limit that is too low for its own work, the agent serves fewer connections and says so.
 #[test]
 fn a_limit_on_descriptors_that_is_too_low_is_named() {
     with_lab(|lab| {

@@ -182,7 +182,7 @@ impl<'a> Cluster<'a> {
         Ok(targets.len())
     }
 
-    /// Every pod tries every port of every other pod. Returns the number of ports.
+    /// Makes every pod try every port of every other pod. Returns the number of ports.
     fn check(&self, step: &Step) -> Result<usize> {
         std::thread::scope(|scope| {
             let clients =
@@ -397,7 +397,7 @@ fn a_network_policy_holds_beside_others_and_its_last_good_version_stays() {
         policy_holds(lab)?;
         stream.expect_alive()?;
 
-        // A deny of another kind of policy beats its allow.
+        // A deny of another kind of policy overrides what the document allows.
         lab.write_policy("web.yaml", POLICY)?;
         lab.write_policy("deny.yaml", DENY)?;
         stream.expect_cut(SOON)?;

@@ -134,7 +134,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Checks all clients at once. Gives everything that is wrong.
+/// Checks all clients at once. The error lists everything that is wrong.
 fn check(clients: &[Client<'_>], ports: &[NodePort]) -> Result<()> {
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let running: Vec<_> = clients
@@ -235,7 +235,7 @@ fn a_port_of_the_node_admits_whom_the_pod_admits() {
                     .with_context(|| format!("{mode:?}, early: {early}"))?;
             }
         }
-        // What the kubelet does.
+        // The probes of the kubelet.
         for backend in [&routed, &bridged] {
             for ip in both(backend) {
                 let probe = Client {
@@ -252,7 +252,7 @@ fn a_port_of_the_node_admits_whom_the_pod_admits() {
     });
 }
 
-/// `observe` has the sender that policy judged, beside an address of the node.
+/// `observe` shows the sender that policy judged, together with an address of the node.
 fn is_observed(lab: &Lab, backend: &Pod) -> Result<()> {
     let identities = lab.identities()?;
     let mut refused = identities

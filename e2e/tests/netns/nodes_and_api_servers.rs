@@ -40,7 +40,7 @@ endpoints: [{{addresses: ["{address}"]}}]
     )
 }
 
-/// Web may reach nodes and API servers, and one block and one name that contain nodes too.
+/// Web may reach nodes and API servers, and also one block and one name that contain nodes.
 fn policy() -> String {
     let entities = r#"
 - toEntities: [remote-node]

@@ -251,7 +251,7 @@ fn an_agent_that_does_not_have_the_lease_writes_nothing_and_one_without_the_righ
             api.answered()
         );
 
-        // The other agent releases the Lease. This one is restarted, and has no right to patch.
+        // The other agent releases the Lease. This agent is restarted, without the right to patch.
         api.edit("leases", NAMESPACE, "holdfast-refusals", |lease| {
             lease["spec"]["holderIdentity"] = json!("");
         })?;

@@ -1,5 +1,5 @@
-//! An agent that follows relays enforces what it would with watches of its own, and goes on with
-//! what it has while relays, or their API server, are away.
+//! An agent that follows relays enforces the same as with watches of its own, and goes on with what
+//! it has while relays, or their API server, are away.
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use holdfast_e2e::{AgentOptions, Lab, Program, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Time until a connection must be there again: its longest pause is 30 s.
+/// Time until a connection must be there again: the longest pause is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
 
 fn policy() -> Value {
@@ -31,8 +31,8 @@ fn db(name: &str, address: IpAddr) -> Value {
     pod("default", name, json!({"app": "db"}), "n2", &[&address])
 }
 
-/// A cluster with a policy, the pod that it selects, and a database on another node. Only the account of
-/// the relays may read these objects, not that of the agents.
+/// A cluster with a policy, the pod that it selects, and a database on another node. Only the
+/// account of the relays may read these objects, not the account of the agents.
 fn cluster(lab: &Lab) -> Result<ApiServer> {
     let directory = lab.directory().join("apiserver");
     let api = ApiServer::start(Some(&lab.node), &directory, Options::with_relays())?;

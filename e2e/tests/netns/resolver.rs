@@ -20,7 +20,7 @@ const REFRESHED: Duration = Duration::from_secs(TTL as u64 + 2);
 /// Time for ten failed look-ups and a TTL.
 const FAILED: Duration = Duration::from_secs(40);
 const SERVERS: u8 = 8;
-/// Answers while the agent is away.
+/// Number of answers while the agent is away.
 const ANSWERS: u16 = 1000;
 
 /// Allows these names, and nothing else.
@@ -55,7 +55,7 @@ fn pooled(server: u8, n: u8) -> IpAddr {
     Ipv4Addr::new(203, 0, 114 + server, n).into()
 }
 
-/// The entry of a name in the object that is about it.
+/// The entry of a name in the object for this name.
 fn entry(lab: &Lab, name: &str) -> Result<Value> {
     let objects = lab.agent_json(&["resolver", "list"])?;
     let objects = objects.as_array().context("a list")?;
@@ -112,7 +112,8 @@ fn names_stay_fresh_although_no_pod_asks() {
         })?;
         lab.a.expect_closed(at(web4(11), 80))?;
 
-        // A look-up asks five servers once the name has several addresses, and each server has two others.
+        // A look-up asks five servers once the name has several addresses, and each server has two
+        // other addresses.
         eventually(
             "addresses of five servers after one TTL",
             REFRESHED + SOON,
@@ -212,7 +213,7 @@ impl Drop for Disk {
     }
 }
 
-/// `status` has one problem: the directory cannot be written.
+/// Waits until `status` has exactly one problem: the directory cannot be written.
 fn says_read_only(lab: &Lab) -> Result<()> {
     eventually("the read-only directory is reported", SOON, || {
         let status = lab.agent_json(&["status"])?;

@@ -16,10 +16,10 @@ use shared_maps::pin;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 const SOON: Duration = Duration::from_secs(10);
-/// A port of the proxies, as by default.
+/// Default port of the proxies.
 const PORT: u16 = 10094;
 
-/// An agent with state directory, sockets and port of its own, wrapped in `wrapper`.
+/// Starts an agent with state directory, sockets and port of its own, wrapped in `wrapper`.
 fn other(lab: &Lab, name: &str, bpf_root: &Path, wrapper: &[&str]) -> Result<Program> {
     let program = config::program("holdfast-agent")?;
     let dir = lab.directory().join(name);

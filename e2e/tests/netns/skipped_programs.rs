@@ -86,7 +86,7 @@ fn forge_arp(pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// How many of these addresses the node has as neighbours.
+/// Number of the addresses of [`forge_arp`] that the node has as neighbours.
 fn learnt(lab: &Lab) -> Result<usize> {
     let neighbours = lab.node.run("ip", &["-4", "neighbour", "show"])?;
     Ok(neighbours

@@ -89,7 +89,7 @@ fn a_false_source_reaches_nothing() {
                 .batch(&format!("address del {own}/{bits} dev eth0"))?;
             lab.a.expect_open(at(web, 80))?;
         }
-        // People see it too.
+        // Metrics and `observe` show the drops.
         let total = lab.metric(9962, "holdfast_drop_count_total", "spoofed_source")?;
         assert!(total >= 12.0 * 20.0, "{total} drops in the agent's metrics");
         let observed = lab.agent(&["observe"])?;

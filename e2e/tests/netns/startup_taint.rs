@@ -154,7 +154,8 @@ fn taints_that_another_program_sets_meanwhile_are_not_lost() {
     });
 }
 
-/// Counts in the value of a taint. Gives how often the value was not the last one that was written.
+/// Counts in the value of a taint. Returns how often the value was not the last one that was
+/// written.
 fn count_in_a_taint(api: &ApiServer, stop: &AtomicBool) -> Result<u64> {
     let (mut last, mut lost) = (0_u64, 0);
     while !stop.load(Ordering::Relaxed) {

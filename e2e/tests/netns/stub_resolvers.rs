@@ -287,7 +287,7 @@ fn musl_ignores_refused() {
         let conf = format!("nameserver {DNS4}\noptions timeout:1 attempts:1\n");
         let lookup = |name| with_resolv_conf(lab, &conf, &[program, name]);
         lookup("www.good.test")?.expect(&[web4(10), web6(10)])?;
-        // It waits until its timeout.
+        // The resolver waits until its timeout.
         lookup("www.bad.test")?.expect_text("Try again")?;
         expect_judged(lab)
     });
@@ -355,7 +355,7 @@ fn c_ares_continues_its_search_list_after_a_refused_name() {
     });
 }
 
-/// A resolver of a language as its programs use it: how to run it on a source file.
+/// The resolver of a programming language, with the command that runs a source file.
 struct Language {
     package: &'static str,
     file: &'static str,

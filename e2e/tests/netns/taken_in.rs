@@ -95,7 +95,7 @@ fn has_endpoints(lab: &Lab, expected: &[&str]) -> Result<()> {
     })
 }
 
-/// Policy decides about new connections of a pod.
+/// Waits until policy decides about new connections of a pod.
 fn judged(of: &Pod) -> Result<()> {
     eventually("the pod is under policy", SOON, || {
         of.expect_closed(at(web4(DENIED), 80))?;
@@ -200,7 +200,8 @@ fn connections_of_a_pod_that_ran_before_the_agent_go_on_under_policy() {
             stream.expect_alive()?;
         }
 
-        // CHECK finds it. ADD gives it the runtime's name: it is one endpoint, and the same.
+        // CHECK finds the pod. ADD gives it the runtime's name: it is still one endpoint, with the
+        // same number.
         let runtime = Runtime::new(lab)?;
         let sandbox = Sandbox::new(&lab.a, "web");
         let check = runtime.call("CHECK", &sandbox, json!({"prevResult": sandbox.result()}))?;
@@ -243,7 +244,7 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
             &[&c.v4.to_string(), "kubectl -n default delete pod c"],
         )?;
         unmanaged(lab, 1.0)?;
-        // Its namespace appears: it is looked into.
+        // The pod's namespace appears, and the agent looks into it.
         cluster.show("cni-c", &c.netns.path())?;
         has_endpoints(lab, &["netns/cni-a", "netns/cni-c"])?;
         judged(&c)?;
@@ -268,7 +269,8 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
         })?;
         std::fs::remove_file(lab.directory().join("endpoints/c.yaml"))?;
 
-        // The runtime removes one by DEL. The API and the namespace have it a little longer.
+        // The runtime removes one pod by DEL. The API server and the namespace's file have it a
+        // little longer.
         let runtime = Runtime::new(lab)?;
         runtime.stop(&Sandbox {
             container: "of-before".to_owned(),
@@ -277,7 +279,7 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
         has_endpoints(lab, &["netns/cni-c"])?;
         named(lab, "default/web", &[&lab.a.v4.to_string()])?;
         has_endpoints(lab, &["netns/cni-c"])?;
-        // The other goes with its namespace.
+        // The other pod ends with its namespace.
         std::fs::remove_file(cluster.netns_dir.join("cni-c"))?;
         drop(c);
         has_endpoints(lab, &[])

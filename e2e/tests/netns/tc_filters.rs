@@ -12,7 +12,7 @@ use shared_maps::pin;
 use shared_maps::user::has_tcx;
 
 const SOON: Duration = Duration::from_secs(10);
-/// The kind of kernel that has no TCX.
+/// Makes the agent work as on a kernel without TCX.
 const WITHOUT_TCX: &str = "--enable-tcx=false";
 
 fn options() -> AgentOptions {
@@ -276,7 +276,7 @@ fn at_the_qdisc_ingress_the_pod_is_restricted_and_status_names_what_is_missing()
         let refused = added.err().context("it is added in force")?.to_string();
         ensure!(refused.contains(remedy), "{refused}");
         lab.a.expect_closed(at(web4(12), 80))?;
-        // `to_pod` would judge what the pod sends.
+        // At this hook, `to_pod` would judge what the pod sends.
         ensure!(
             order(lab, "ingress")? == ["from_pod"],
             "{}",
@@ -303,7 +303,7 @@ fn a_filter_beside_a_pinned_link_is_removed_with_its_endpoint() {
         let pins = pins(lab)?;
         lab.a.expect_closed(at(web4(12), 80))?;
         agent.kill_9()?;
-        // As after an end between the new filter and its pin.
+        // The state after an agent that ended between adding the new filter and pinning it.
         let link = lab.bpf_root().join(pin::LINKS).join("hf_steer_link_v1");
         for pin in std::fs::read_dir(&pins)? {
             let pin = pin?.path();

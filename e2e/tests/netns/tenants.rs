@@ -15,7 +15,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
 const NAME: &str = "api.good.test";
-/// Connections that a check tries to open at the same time.
+/// Number of connections that a check tries to open at the same time.
 const TRIES: usize = 200;
 
 /// The policy of the tenant `mallory`: its pods may ask its own DNS server for any name.
@@ -92,7 +92,7 @@ fn the_dns_server_of_one_tenant_opens_nothing_to_another_tenants_pods() {
         asks()?;
         let open = connections(lab, evil, TRIES);
         ensure!(open == 0, "{open} of {TRIES}");
-        // Its own server opens it to the victim, as before.
+        // The victim's own server still opens the address to the victim.
         lab.a.ask(&Query::a(NAME, DNS4))?.expect(good)?;
         let open = connections(lab, good, TRIES);
         ensure!(open == TRIES, "{open} of {TRIES}");

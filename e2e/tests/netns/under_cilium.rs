@@ -134,7 +134,8 @@ fn a_returned_agent_gets_what_it_missed() {
     });
 }
 
-/// Acknowledged answers are released while the agent answers nothing, and are still sent to it.
+/// Answers that the agent has acknowledged are released while it answers nothing, and are still
+/// sent to it.
 #[test]
 fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
     with_lab(|lab| {
@@ -273,7 +274,8 @@ fn the_status_of_steering_is_correct() {
     });
 }
 
-/// Without the steering program, a filter at the proxy's sockets drops its packets.
+/// Without the steering program, a filter at the proxy's sockets drops packets of the node's
+/// processes.
 #[test]
 fn a_process_of_the_node_takes_no_place_in_the_queue_of_pods_without_steering_either() {
     with_lab(|lab| {
@@ -322,7 +324,7 @@ fn starts_from_files_and_maps_while_the_agent_is_away() {
         place::pin_ipcache(lab, &world)?;
         let regex = "^(?:[-a-zA-Z0-9_]*[.]good[.]test[.])$";
         place::write_file(lab, &lab.a, web, regex, &[DNS4, DNS6])?;
-        // For the previous endpoint with this number: another identity.
+        // The file is for the previous endpoint with this number, which had another identity.
         let mut former = client.clone();
         former.identity = 41_999;
         place::write_file(lab, &lab.b, &former, "(?:)", &[])?;

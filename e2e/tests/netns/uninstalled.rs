@@ -57,7 +57,7 @@ fn start(lab: &Lab) -> Result<(ApiServer, Program)> {
 }
 
 fn ends(mut agent: Program) -> Result<String> {
-    // What it repaired cannot be asked for after it has cleaned up.
+    // The agent's repairs are read before it cleans up, because they cannot be read afterwards.
     agent.check_repairs_now();
     agent.signal(Signal::SIGTERM)?;
     let status = agent.wait(ENDS)?;
@@ -143,7 +143,7 @@ fn an_agent_whose_credentials_are_refused_leaves_its_node_as_it_is() {
 fn a_node_that_was_taken_out_enforces_until_a_pod_of_an_administrator_cleans_it_up() {
     with_lab(|lab| {
         let (_api, agent) = start(lab)?;
-        // The DaemonSet is there, and does not select the node any more.
+        // The DaemonSet still exists, but does not select the node any more.
         let log = ends(agent)?;
         ensure!(!log.contains("was deleted"), "{log}");
         lab.a.expect_closed(at(web4(DENIED), 80))?;

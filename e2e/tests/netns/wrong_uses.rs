@@ -14,7 +14,7 @@ use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, config, with_lab};
 
 const TABLE: &str = include_str!("wrong_uses.txt");
-/// With fewer cases, the table was not read.
+/// Minimum number of cases: with fewer, the table was not read.
 const LEAST: usize = 40;
 /// An agent reports missing proxies after it has waited for them.
 const SOON: Duration = Duration::from_secs(30);
@@ -70,7 +70,7 @@ fn run(lab: &Lab, line: &str) -> Result<Output> {
         "holdfast-sdp" => lab.sdp_admin("one"),
         _ => lab.agent_socket(),
     };
-    // A program that accepts the line would run.
+    // `timeout` ends a program that accepts the line and runs.
     let mut command = lab.node.command("timeout");
     command.arg("20");
     if as_user.is_some() {

@@ -14,7 +14,8 @@ const FIRST: u8 = 13;
 /// Longest wait until all endpoints of a restarted agent are in force.
 const SOON: Duration = Duration::from_secs(120);
 
-/// Starts `one_by_one` pods one after the other, then `at_once` together, and then the agent again.
+/// Starts `one_by_one` pods one after the other, then `at_once` pods together, and then the agent
+/// again.
 pub(crate) fn measure(one_by_one: u8, at_once: u8) -> Result<()> {
     // Without the check of repairs, whose time limit fits labs with a few pods.
     let lab = &Lab::new()?;

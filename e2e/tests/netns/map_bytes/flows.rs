@@ -299,7 +299,7 @@ fn redirects_and_fragments_show_the_documented_bytes() {
     });
 }
 
-/// Identities of both pods, the first one's number, and the running programs.
+/// Identities of both pods, the endpoint number of the first pod, and the running programs.
 type TwoPods = ((u32, u32, u16), holdfast_e2e::Programs);
 
 /// Both pods under policy, `www.good.test` learned by the first.

@@ -201,7 +201,7 @@ fn connections_of_a_pod_that_ends_while_no_process_runs_are_forgotten() {
             ensure!(left == 0, "{left} are left");
             Ok(())
         })?;
-        // The pods are the same from then on.
+        // From then on, the Pod documents stay the same.
         let _to_next = lab
             .a
             .connect(SocketAddr::new(lab.b.v4.into(), PORT), SOON)?;

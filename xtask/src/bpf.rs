@@ -1,8 +1,8 @@
 //! `cargo xtask bpf`: builds the eBPF programs into the committed objects.
 //!
-//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that no build needs the
-//! eBPF toolchain to build or test them. Next to them lies a stamp: a hash of the
-//! sources that they were built from, and the compilers that built them.
+//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that nobody needs the eBPF toolchain to
+//! build or test them. Next to the objects lies a stamp: a hash of the sources that they were built
+//! from, and the compilers that built them.
 
 use std::{
     env, fs,

@@ -77,7 +77,7 @@ pub(crate) fn run(derived: Derived) -> Result<()> {
     Ok(())
 }
 
-/// Files that both charts have, and roles that tests read without helm.
+/// Checks the files that both charts have, and the roles that tests read without helm.
 fn copies(derived: Derived) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let [source, copy] = CHARTS.map(chart);

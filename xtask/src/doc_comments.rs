@@ -22,9 +22,9 @@ const EMPTY: [&str; 16] = [
     "a", "an", "the", "of", "its", "this", "these", "that", "is", "in", "for", "to", "and", "one",
     "all", "each",
 ];
-/// Derives of clap: there a comment is the text of `--help`.
+/// Derives of clap: there, doc comments are the text of `--help`.
 const HELP: [&str; 4] = ["Args", "Parser", "Subcommand", "ValueEnum"];
-/// Most words of a short comment.
+/// Maximum number of words of a short comment.
 const SHORT: usize = 4;
 
 /// The comments of the workspace.

@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: the fuzzers of `fuzz/`, each for a number of seconds.
 //!
-//! Inputs that are found stay in the target directory; those worth keeping go
-//! to `fuzz/corpus/<target>/`, where every test run replays them.
+//! Inputs that are found stay in the target directory. Inputs worth keeping go to
+//! `fuzz/corpus/<target>/`, where every test run replays them.
 
 use std::{fs, time::Duration};
 

@@ -115,7 +115,7 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     Ok(passed)
 }
 
-/// Builds the programs. Returns their directory, and that of the static ones.
+/// Builds the programs. Returns the directories of the dynamic and of the static programs.
 pub(crate) fn build(profile: Profile) -> Result<[PathBuf; 2]> {
     let members = workspace::metadata(false)?;
     let is_member = |name: &&&str| workspace::packages(&members).any(|one| one["name"] == ***name);

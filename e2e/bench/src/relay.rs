@@ -212,7 +212,7 @@ fn synced(seen: &Seen, agents: usize) -> Result<()> {
     })
 }
 
-/// Tries to connect until the relay is ready, then counts.
+/// Tries to connect until the relay is ready, then counts what arrives.
 async fn follow(endpoint: &Endpoint, n: usize, pods: u32, seen: &Seen) -> Result<()> {
     let request = FollowRequest {
         version: "bench".to_owned(),

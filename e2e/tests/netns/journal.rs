@@ -84,7 +84,7 @@ fn a_killed_proxy_has_written_its_mappings_to_the_journal() {
             lab.a.expect_open(at(web6(n), 80))?;
         }
 
-        // Again, for the names that the first run learned only now.
+        // The agent is killed twice more, and names are learned each time.
         agent.kill_9()?;
         learn(lab, 13)?;
         let agent = lab.start_agent(&AgentOptions::default())?;

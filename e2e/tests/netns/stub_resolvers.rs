@@ -11,7 +11,7 @@ use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Program, SdpOptions, shell, with_lab};
 
-/// Addresses of the name whose answer fits no datagram.
+/// Number of addresses of a name whose answers over UDP the server truncates.
 const MANY: u8 = 60;
 /// Number of addresses of a name whose answer fits a datagram, but not a packet.
 const LARGE: u8 = 250;

@@ -247,7 +247,7 @@ fn why_says_what_a_connection_does() {
     });
 }
 
-/// Each way from a pod of this node to a backend, and the receiver's view of it.
+/// Compares each way from a pod of this node to a backend, and the receiver's view of it.
 fn compare(
     lab: &Lab,
     all: &mut Comparison,

@@ -1,4 +1,4 @@
-//! Checks of an image's list of components, against sources other than those that it was made from.
+//! Checks of an image's list of components, against other sources than the list was made from.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

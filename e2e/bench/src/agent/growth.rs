@@ -75,7 +75,7 @@ impl Pruned {
         }
     }
 
-    /// A list of pods, as a watch or a relay gives it. The agent sees each one and keeps its own.
+    /// Lists pods, as a watch or a relay does. The agent sees each pod and keeps its own.
     fn list(&mut self, pods: usize) -> Result<()> {
         self.see(vec![Seen::Listing]);
         for first in (0..pods).step_by(BATCH) {

@@ -39,7 +39,7 @@ pub struct MemoryDatapath {
     pub cleaned: Option<String>,
     /// Every step that was carried out, in order.
     pub log: Vec<Step>,
-    /// Steps are not kept in `log`.
+    /// Whether steps are not kept in `log`.
     pub forgetful: bool,
     /// Fails the steps for which this is true.
     pub fail: Option<fn(&Step) -> bool>,

@@ -1,4 +1,4 @@
-//! Operations that bring the datapath from what is to what shall be, in order.
+//! Operations that bring the datapath from its present to its intended state, in order.
 
 use std::path::PathBuf;
 
@@ -143,7 +143,7 @@ pub struct NamesWritten {
     pub endpoint: EndpointId,
     /// Number of the write, from [`Step::KeepNames`].
     pub number: u64,
-    /// Why the file is not on disk, if so.
+    /// Why the file could not be written; `None` if it is on disk.
     pub failure: Option<String>,
 }
 
@@ -155,10 +155,10 @@ pub trait Datapath: Send {
     /// Carries out one step.
     fn apply(&mut self, step: &Step) -> Result<(), StepError>;
 
-    /// The steps of a plan were carried out: does what is done once for all of them.
+    /// Does what is done once for all steps of a plan, after they were carried out.
     fn end_plan(&mut self) {}
 
-    /// `freed` is called after each plan that took an address from an endpoint.
+    /// Has `freed` called after each plan that took an address from an endpoint.
     fn tell_freed_addresses(&mut self, _freed: Wake) {}
 
     /// Reads the entries that `query` names. A datapath without maps has none.

@@ -19,7 +19,7 @@ const LABEL_LOGIC: u64 = 1;
 struct Entry {
     id: u32,
     labels: LabelMap,
-    /// Version of the logic that made the labels; absent: the first, which is also Cilium's.
+    /// Version of the logic that made the labels; absent = the first one, which is also Cilium's.
     #[serde(skip_serializing_if = "Option::is_none")]
     logic: Option<u64>,
 }
@@ -60,8 +60,8 @@ pub enum CheckpointError {
     NewerLogic(u64),
 }
 
-/// Renders the whole of `local_allocator_state.json` each time there are new identities. So it keeps
-/// the texts of entries.
+/// Renders the whole of `local_allocator_state.json` each time there are new identities, and
+/// therefore keeps the texts of its entries.
 #[derive(Debug, Default)]
 pub struct IdentityFile {
     entries: HashMap<IdentityId, (LabelSet, String)>,
@@ -198,7 +198,7 @@ mod tests {
         let local = vec![(IdentityId::LOCAL_MIN, labels)];
         let mut file = IdentityFile::default();
         assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
-        // The number is another label set's now.
+        // Another label set has the number now.
         let local = vec![(IdentityId::LOCAL_MIN, pod.clone())];
         assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
         assert_eq!(file.render(&[]), "[]");

@@ -1,5 +1,5 @@
 //! Identities of what is no pod, in three scopes of numbers: other nodes, Services, and everything
-//! outside.
+//! outside the cluster.
 
 use shared_maps::{
     IdentityId,

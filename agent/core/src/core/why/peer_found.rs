@@ -65,8 +65,8 @@ pub struct BackendFound {
     pub port: Port,
     /// Its pod is not known yet, so the others decide.
     pub is_left_out: bool,
-    /// What the sender's policy says of it; `None` while it is left out, because its pod is unknown,
-    /// and behind a port of the node, at which egress is judged.
+    /// What the sender's policy says of it. `None` while it is left out because its pod is unknown,
+    /// and behind a port of the node, where egress is judged at that port.
     pub verdict: Option<Verdict>,
     /// The first ordered rule that covers the packet.
     pub tier: Option<RuleView>,
@@ -77,7 +77,8 @@ pub struct BackendFound {
 /// A port of a node that leads to a Service.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePortFound {
-    /// Its `ports` has the port of the node. It has no backends if that is another node.
+    /// The Service, with the port of the node among its `ports`. It has no backends if the port is
+    /// another node's.
     pub service: ServiceFound,
     /// The other node whose port it is.
     pub elsewhere: Option<Elsewhere>,

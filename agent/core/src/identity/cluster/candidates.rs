@@ -8,11 +8,11 @@ use shared_maps::IdentityId;
 
 use crate::{checksum::Sum, labels::LabelSet};
 
-/// Numbers that a label set may have at first.
+/// How many numbers a label set may have at first.
 pub(crate) const CANDIDATES: u64 = 64;
-/// Numbers that it may have if other labels have all of these.
+/// How many further numbers it may have if other labels have all of the first ones.
 const FURTHER: u64 = 1024;
-/// Numbers from here on are those of a node. No object has one.
+/// The first of the numbers that a node gives by itself. No object has one of these numbers.
 pub(crate) const NODE_FIRST: IdentityId = IdentityId(61_440);
 
 /// The numbers that agents give to label sets, both ends included.

@@ -38,7 +38,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// A container image and the programs in it.
 #[derive(Clone, Copy, Debug)]
 struct Image {
-    /// Package, program and entry point.
+    /// Name of the package, of the program and of the entry point.
     program: &'static str,
     /// Packages of programs that are inside as well.
     also: &'static [&'static str],

@@ -34,9 +34,9 @@ const PROFILE: &str = "measured";
 /// Which programs a guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Programs {
-    /// Optimised ones, made by [`build`].
+    /// Optimised programs, made by [`build`].
     Measured,
-    /// Those that the tests of this machine have built.
+    /// The programs that the tests of this machine have built.
     Debug,
 }
 
@@ -50,7 +50,7 @@ impl Programs {
     }
 }
 
-/// Every wait of a test is so many times longer in a guest. Nothing else is looser there.
+/// Every wait of a test is this many times longer in a guest. Nothing else is looser there.
 pub(crate) const TIME_FACTOR: u32 = 6;
 
 /// A kernel that Debian has, by its release.
@@ -77,7 +77,7 @@ impl Kernel {
         }
     }
 
-    /// Whether programs are attached by TCX links there.
+    /// Whether programs are attached by TCX links on this kernel.
     pub(crate) fn has_tcx(self) -> bool {
         self == Self::V6_12
     }
@@ -193,8 +193,8 @@ pub(crate) struct Work<'w> {
     /// Text of the script, for bash.
     pub(crate) script: &'w str,
     pub(crate) args: &'w [String],
-    /// The host's directory that is /disk in the guest. `None`: one that is removed when the guest
-    /// has ended.
+    /// The host's directory that is /disk in the guest. `None`: a new directory, which is removed
+    /// when the guest has ended.
     pub(crate) disk: Option<&'w Path>,
     /// Programs whose directory comes first in the guest's `PATH`.
     pub(crate) programs: Programs,

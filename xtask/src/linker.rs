@@ -28,7 +28,7 @@ pub(crate) fn is_there(llvm: u32) -> bool {
     serves(&libraries, llvm)
 }
 
-/// Whether it can be built against this LLVM, and the LLVM's headers are available.
+/// Whether the linker can be built against this LLVM, and the LLVM's headers are available.
 pub(crate) fn can_be_built(llvm: u32) -> bool {
     let package = dev_package(llvm);
     LLVMS.contains(&llvm) && (packages::is_installed(&package) || packages::is_available(&package))

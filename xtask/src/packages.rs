@@ -203,7 +203,8 @@ pub(super) const BENCH: &[Package] = &[Package {
     why: "a forwarder to compare with, in `bench dns`",
 }];
 
-/// `apt-get update` fails while another one has the package lists, and tiers install at the same time.
+/// Tiers install at the same time, but `apt-get update` fails while another process holds the
+/// package lists.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
 /// Installs those of `packages` that are missing.

@@ -19,7 +19,7 @@ const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 pub(crate) enum Toolchain {
     /// Toolchain `nightly` of rustup, with `rust-src`.
     Nightly,
-    /// The one that builds everything else (`rust-toolchain.toml`), with `rust-src`.
+    /// The toolchain that builds everything else (`rust-toolchain.toml`), with `rust-src`.
     Active,
     /// Debian's rustc-web, cargo-web and rust-web-src.
     Debian,
@@ -66,7 +66,7 @@ impl Toolchain {
         Self::usable().next()
     }
 
-    /// All such toolchains, in the order of preference.
+    /// All toolchains that [`Self::find`] could return, in the order of preference.
     pub(crate) fn usable() -> impl Iterator<Item = Self> {
         usable(&Machine)
     }
@@ -166,7 +166,7 @@ fn llvm_major(version: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// LLVM of each toolchain in [`ORDER`], and those that can be linked.
+    /// LLVM of each toolchain in [`ORDER`], and the LLVMs for which there is a linker.
     struct Has([Option<u32>; 3], &'static [u32]);
 
     impl Probe for Has {

@@ -240,7 +240,7 @@ impl Node {
         self.api.put(objects::pod(n % CHANGING, track)).map(|_| ())
     }
 
-    /// How long changes take, one after another, until the kernel reports them; in order.
+    /// Sorted times from a change until the kernel reports it, for changes one after another.
     fn delays(&self) -> Result<Vec<Duration>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

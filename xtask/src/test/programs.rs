@@ -96,7 +96,7 @@ impl TestProgram {
     }
 }
 
-/// Tests by the file they are in; those of a program's own root have its name.
+/// Tests by the file they are in. Tests in a program's own root are under the program's name.
 pub(super) fn by_file(program: &str, tests: Vec<String>) -> BTreeMap<String, Vec<String>> {
     let mut files = BTreeMap::<String, Vec<String>>::new();
     for test in tests {

@@ -139,7 +139,7 @@ impl Sockets {
 }
 
 /// The targets that answer packets sent from inside `netns`. `wanted` are the targets that must
-/// answer. Once they have answered, the other targets get only [`QUIET`] more.
+/// answer. Once they have answered, the other targets get only a tenth of a second more.
 pub fn answering(
     netns: &Netns,
     targets: &BTreeSet<Target>,

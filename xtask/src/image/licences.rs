@@ -20,7 +20,7 @@ use crate::{process, repository};
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 /// Copyright of the standard library and of the crates in it, below the compiler's directory.
 const LIBRARY: &str = "share/doc/rust/COPYRIGHT-library.html";
-/// Names of the files that [`write`] writes.
+/// Names of the files that [`write()`] writes.
 pub(super) const FILES: [&str; 3] = ["LICENSE", "rust-library.html", "third-party.txt"];
 
 /// Writes [`FILES`] into the directory `to`.

@@ -106,14 +106,15 @@ pub(super) fn guest_archive() -> Result<PathBuf> {
 /// A root of Debian, before Holdfast is installed.
 #[derive(Clone, Copy)]
 enum Base {
-    /// The smallest one, with the lists and packages that apt needs to install the others.
+    /// The smallest root, with the lists and packages that apt needs to install all others.
     Minimal,
-    /// A root with all of these packages installed, and systemd as its first process.
+    /// A root with all other packages installed, and systemd as its first process.
     Bootable,
 }
 
 impl Base {
-    /// Path of its archive, which is made if it is missing. To get a newer one, remove it.
+    /// Path of the root's archive, which is made if it is missing. To get a newer archive, remove
+    /// the old one.
     fn archive(self, home: &Path) -> Result<PathBuf> {
         let name = match self {
             Self::Minimal => "minimal",

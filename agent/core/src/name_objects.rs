@@ -20,8 +20,8 @@ pub const MAX_OBJECTS: usize = 10_000;
 pub struct WantedNames {
     /// Lower case, with the final dot; `*.` at the beginning means one label.
     pub names: BTreeSet<Fqdn>,
-    /// Every policy document was read, so `names` has every name that a firewall uses. Until then no
-    /// object is removed.
+    /// Whether every policy document was read, so that `names` has every name that a firewall uses.
+    /// Until then no object is removed.
     pub is_complete: bool,
 }
 
@@ -30,7 +30,7 @@ pub struct WantedNames {
 pub struct Observation {
     /// The name in the question, whatever CNAMEs the answer has.
     pub name: Fqdn,
-    /// The addresses in it that are of one family.
+    /// The addresses of one family in the answer.
     pub addresses: Vec<IpAddr>,
     /// The least TTL of its records, CNAMEs included, raised or lowered to the limits of the agent.
     pub ttl: Duration,

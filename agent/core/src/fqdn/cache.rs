@@ -70,7 +70,7 @@ pub(crate) struct NameEntry {
 pub(crate) struct Pair {
     /// Endpoints for which it is valid or a zombie.
     pub owners: u32,
-    /// Until when it is promised to stay.
+    /// Until when a lease promises that it stays.
     pub lease_end: Option<BootTime>,
     /// Until when it is known without anybody asking ([`super::pre_cache`]).
     pub known_until: Option<BootTime>,

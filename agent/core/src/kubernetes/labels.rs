@@ -54,7 +54,7 @@ pub struct LabelRuleError {
 #[derive(Clone, Debug)]
 pub struct LabelFilter {
     rules: Vec<LabelRule>,
-    /// A label that no rule matches is left out.
+    /// Whether a label that no rule matches is left out.
     only_included: bool,
 }
 
@@ -142,7 +142,7 @@ impl FromStr for LabelRule {
 }
 
 impl LabelRule {
-    /// Bytes of the label's key that it matches; `None` if it does not.
+    /// How many bytes of the label's key it matches; `None` if it does not match.
     fn length(&self, label: &Label) -> Option<usize> {
         if self
             .source

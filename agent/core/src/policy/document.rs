@@ -26,7 +26,7 @@ pub struct PolicyDocument {
     pub key: String,
     /// Where it came from, for people.
     pub source: String,
-    /// What its author should know.
+    /// Warnings for its author.
     pub warnings: Vec<String>,
     pub body: Body,
 }
@@ -89,8 +89,8 @@ impl PolicyDocument {
         }
     }
 
-    /// Labels that it gives to prefixes, and how far it is trusted. `own` is the name of this
-    /// node; `asked` says which keys of a node's labels count.
+    /// Labels that it gives to prefixes, and their source. `own` is the name of this node; `asked`
+    /// says which keys of a node's labels count.
     pub fn labels(
         &self,
         own: Option<&str>,

@@ -82,7 +82,7 @@ pub(super) fn asking(
     })
 }
 
-/// Whether a rule with DNS names is among them.
+/// Whether one of these rules has DNS names.
 fn names(rules: &[Match<'_>]) -> bool {
     let mut ports = rules.iter().flat_map(|found| &found.rule.rule.ports);
     ports.any(|port| port.dns.is_some())

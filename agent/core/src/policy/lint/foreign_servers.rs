@@ -17,9 +17,9 @@ use crate::{
     selector::selector::{CidrSelector, Entity, LabelSelector, Operator, Selector},
 };
 
-/// Most pairs of names that are compared: a status must not wait for more.
+/// Maximum number of pairs of names that are compared: a status must not wait for more.
 const COMPARED: usize = 100_000;
-/// Most warnings that are given.
+/// Maximum number of warnings that are given.
 const FOUND: usize = 20;
 
 /// DNS servers that every namespace trusts.
@@ -29,7 +29,7 @@ pub struct KnownServers<'a> {
     pub namespace: &'a str,
     /// Servers that are trusted by address.
     pub given: &'a [IpAddr],
-    /// Answers of other servers open nothing.
+    /// Whether answers of other servers open nothing.
     pub only_trusted: bool,
 }
 

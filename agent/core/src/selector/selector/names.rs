@@ -49,7 +49,7 @@ impl DnsNameSelector {
         &self.name
     }
 
-    /// Whether it names a name: `*.` stands for one label.
+    /// Whether it matches a name: `*.` stands for one label.
     pub(crate) fn is_about(&self, name: &Fqdn) -> bool {
         match self.name.strip_prefix("*.") {
             Some(domain) => {

@@ -43,7 +43,7 @@ pub struct Size {
     pub faults: u32,
     /// Number of starts that are timed. The fastest one counts.
     pub starts: u32,
-    /// Endpoints of a full node, beside those under load.
+    /// Number of endpoints of a full node, in addition to the endpoints under load.
     pub endpoints: u8,
     /// Policies of a full node.
     pub policies: u8,

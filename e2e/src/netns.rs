@@ -50,7 +50,7 @@ impl Netns {
         Self::at(name.to_owned(), PathBuf::from("/run/netns").join(name))
     }
 
-    /// Like [`Self::existing`], for a namespace whose file is not among those of `ip netns`.
+    /// Like [`Self::existing`], for a namespace whose file is not in the directory of `ip netns`.
     pub fn at(name: String, path: PathBuf) -> Self {
         Self {
             name,
@@ -70,7 +70,7 @@ impl Netns {
         self.path.clone()
     }
 
-    /// From now on, commands also enter the mount namespace of this file.
+    /// Makes later commands also enter the mount namespace of this file.
     pub fn set_mounts(&self, mounts: Option<PathBuf>) {
         *self.mounts.lock() = mounts;
     }

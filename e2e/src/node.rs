@@ -34,7 +34,7 @@ pub struct AgentOptions {
     pub builtin: bool,
     /// A program of another build, which may lack the newest flags.
     pub program: Option<PathBuf>,
-    /// Command-line flags in addition to those that the lab always sets.
+    /// Command-line flags in addition to the flags that the lab always sets.
     pub flags: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub struct SdpOptions {
     pub program: Option<PathBuf>,
     /// A BPF root in place of the lab's.
     pub bpf_root: Option<PathBuf>,
-    /// Command-line flags in addition to those that the lab always sets.
+    /// Command-line flags in addition to the flags that the lab always sets.
     pub flags: Vec<String>,
 }
 

@@ -51,8 +51,8 @@ impl Program {
         self.repair_check = Some(look);
     }
 
-    /// Reads the program's repairs now instead of before its end. A program that was stopped or has
-    /// ended reports none.
+    /// Reads the program's repairs at once instead of at its end. A program that was stopped or has
+    /// ended reports no repairs.
     pub fn check_repairs_now(&mut self) {
         if let Some(look) = self.repair_check.take()
             && self.runs()

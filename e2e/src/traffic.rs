@@ -184,7 +184,7 @@ impl Report {
     }
 }
 
-/// How far a run is.
+/// Progress of a run of the load.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Progress {
     pub sent: u64,

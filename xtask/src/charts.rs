@@ -39,9 +39,9 @@ const NAME: &str = "{{ include \"holdfast.fullname\" $ }}";
 /// What to do with files that are made from other files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Derived {
-    /// Report those that are out of date.
+    /// Report files that are out of date.
     Check,
-    /// Write those that are out of date.
+    /// Write files that are out of date.
     Write,
 }
 

@@ -187,7 +187,7 @@ fn is_help(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The words of a comment without [`EMPTY`] ones, in the singular.
+/// The words of a comment in the singular, without the words in [`EMPTY`].
 fn words(comment: &str) -> impl Iterator<Item = String> {
     comment
         .split(|c: char| !c.is_alphanumeric())

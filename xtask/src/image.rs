@@ -40,7 +40,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 struct Image {
     /// Name of the package, of the program and of the entry point.
     program: &'static str,
-    /// Packages of programs that are inside as well.
+    /// Packages of other programs in the image.
     also: &'static [&'static str],
 }
 
@@ -73,7 +73,7 @@ impl Profile {
     }
 }
 
-/// Names of the images, which are those of their programs.
+/// Names of the images, which equal the names of their programs.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     IMAGES.into_iter().map(|image| image.program)
 }

@@ -28,7 +28,7 @@ use crate::{packages, process, workspace};
 /// What a guest does if no script is given.
 pub(crate) const SMOKE: &str = include_str!("kernels/smoke.sh");
 
-/// Profile of the programs in a guest, the same as of `cargo xtask bench`.
+/// Profile of the programs in a guest, the same as for `cargo xtask bench`.
 const PROFILE: &str = "measured";
 
 /// Which programs a guest runs.

@@ -34,7 +34,8 @@ pub(crate) fn can_be_built(llvm: u32) -> bool {
     LLVMS.contains(&llvm) && (packages::is_installed(&package) || packages::is_available(&package))
 }
 
-/// Whether the linker can be used: LLVM reads the output of older versions, but not of newer ones.
+/// Whether the linker can be used: LLVM reads the output of older versions, but not of newer
+/// versions.
 fn serves(libraries: &str, llvm: u32) -> bool {
     linked_llvm(libraries).is_none_or(|linked| linked >= llvm)
 }

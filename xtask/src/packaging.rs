@@ -42,7 +42,7 @@ enum Compression {
 struct Package {
     /// Name of the package and its program.
     name: &'static str,
-    /// Static programs that are inside as well.
+    /// Static programs that are also in the package.
     also: &'static [&'static str],
     summary: &'static str,
     description: &'static str,

@@ -188,7 +188,7 @@ mod tests {
         let all = [Some(23), Some(22), Some(21)];
         for (has, wanted) in [
             (Has(all, &[21, 22, 23]), Some(Toolchain::Nightly)),
-            // Debian has no LLVM as new as that of the nightly toolchain.
+            // Debian has no LLVM as new as the LLVM of the nightly toolchain.
             (Has(all, &[21, 22]), Some(Toolchain::Active)),
             (Has(all, &[21]), Some(Toolchain::Debian)),
             (Has(all, &[]), None),

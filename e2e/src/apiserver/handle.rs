@@ -103,7 +103,7 @@ impl ApiServer {
     }
 }
 
-/// Faults. They affect requests of the agent, but not those of the admin.
+/// Faults. They affect requests of the agent, but not of the admin.
 impl ApiServer {
     /// Closes the port and every connection.
     pub fn away(&self) {

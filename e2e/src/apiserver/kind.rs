@@ -1,4 +1,4 @@
-//! The kinds that the server serves: those of Kubernetes itself, and those of the CRDs it was
+//! The kinds that the server serves: Kubernetes' own kinds, and the kinds of the CRDs that it was
 //! given.
 
 use anyhow::{Context as _, Result};

@@ -203,13 +203,13 @@ impl Store {
             .collect())
     }
 
-    /// Fails if the history of a kind lacks changes after `revision`. The error is that of
+    /// Fails if the history of a kind lacks changes after `revision`, with the same error as
     /// [`Self::changes`].
     pub(super) fn reaches(&self, kind: &Kind, revision: u64) -> Result<(), u64> {
         self.changes(kind, revision, 0).map(|_| ())
     }
 
-    /// Forgets the history of a kind: revisions up to now are too old.
+    /// Forgets the history of a kind: all its revisions so far are then too old for a watch.
     pub(super) fn compact(&mut self, kind: &Kind) {
         self.revision += 1;
         let revision = self.revision;

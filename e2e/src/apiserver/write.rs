@@ -238,7 +238,7 @@ fn check_revision(
     Ok(())
 }
 
-/// Checks that name, namespace, kind and version of the object are those of the URL. Sets a missing
+/// Checks that name, namespace, kind and version of the object match the URL. Sets a missing
 /// namespace.
 fn place(kind: &Kind, target: &Target, object: &mut Value) -> Result<(), Failure> {
     let wanted = (kind.kind.as_str(), kind.api_version());

@@ -20,7 +20,7 @@ use crate::shell;
 pub enum Routing {
     /// Answers of pods on the same node.
     Native,
-    /// Answers of every server, including those on other nodes.
+    /// Answers of every server, on this node and on other nodes.
     Vxlan,
 }
 
@@ -65,7 +65,7 @@ pub fn return_answers(lab: &Lab, routing: Routing) -> Result<()> {
     shell::feed(lab.node.command("nft").args(["-f", "-"]), &rules).map(|_| ())
 }
 
-/// Whether the entry of a UDP query is there.
+/// Whether the entry of a UDP query exists.
 pub fn has_entry(lab: &Lab, pod: (IpAddr, u16), server: IpAddr) -> Result<bool> {
     let family = if pod.0.is_ipv4() { "ip" } else { "ip6" };
     let set = format!("{family}_flows");

@@ -25,7 +25,7 @@ const ACK: u8 = 1;
 const OURS: &[u8; 8] = b"stand-in";
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
-/// grpc-go's parameters; by default those of Cilium's agent.
+/// grpc-go's parameters. The defaults are the values of Cilium's agent.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// The client is pinged after this silence.
@@ -112,7 +112,7 @@ struct Watch {
     strikes: u32,
 }
 
-/// Passes frames between `client` and `server` until one of them ends.
+/// Passes frames between `client` and `server` until either side ends.
 pub(super) async fn watch(
     client: TcpStream,
     server: DuplexStream,

@@ -91,7 +91,7 @@ pub fn first_answer(lab: &Lab, options: &SdpOptions, query: &Query) -> Result<(P
     let start = Instant::now();
     let mut sdp = Program::start("holdfast-sdp", command, &log)?;
     let hasty = query.clone().within(polling::stretched(HASTY));
-    // A snapshot of a large cluster takes a debug build many seconds.
+    // A debug build needs many seconds for the snapshot of a large cluster.
     eventually("a first right answer", SOON * 4, || {
         sdp.check_alive()?;
         lab.a.ask(&hasty)?.expect(web4(10))

@@ -1,4 +1,4 @@
-//! Messages of CRI v1, with the fields that the tests use. The numbers are those of
+//! Messages of CRI v1, with the fields that the tests use. The field numbers are from
 //! `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
 
 use std::collections::HashMap;

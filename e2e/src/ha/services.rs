@@ -102,7 +102,7 @@ impl Backends {
         })
     }
 
-    /// Puts these pods in place of the earlier ones, in the cluster and on the node.
+    /// Puts these pods in place of the earlier pods, in the cluster and on the node.
     fn enter(&self, lab: &Lab) -> Result<()> {
         for address in both(&self.dns) {
             let query = Query::a(&zone::name(0), address);

@@ -110,8 +110,8 @@ impl Setup {
         for netns in [&lab.node, &lab.world] {
             netns.sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
         }
-        // Kernel-chosen ports must not be those of the load's raw sockets, because a pod has one
-        // query per port.
+        // Kernel-chosen ports must differ from the ports of the load's raw sockets, because a pod
+        // has one query per port.
         let routed = [&lab.a, &lab.b].into_iter();
         for pod in routed.chain(&pods) {
             let range = ("net.ipv4.ip_local_port_range", "43000 65000");

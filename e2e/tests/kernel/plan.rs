@@ -387,7 +387,7 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
 
         // A name gives an address of the allowed prefix an identity of its own.
         node.learn("www.good.test", 0x10, FIRST, FIRST_LEARNED)?;
-        // Another name gives an own identity to an address that is denied in part.
+        // Another name gives an identity of its own to an address that is denied in part.
         node.learn("denied.good.test", 0x13, FIRST_LEARNED, FIRST_LEARNED)?;
         // The names are removed, and the deny moves to another host.
         node.policy(&policy(0x11, false), FIRST_LEARNED, SECOND)?;

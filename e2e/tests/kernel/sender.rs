@@ -88,7 +88,8 @@ fn an_address_of_the_node_is_the_node_only_in_packets_that_the_node_made() {
             k.allow(IdentityId::HOST.0, INGRESS, TCP, 80)?;
             assert_eq!(reason(k, &frame, From::Outside)?, Reason::PolicyDenied);
         }
-        // The packet counts as one from outside, without a closer identity.
+        // To policy, the packet comes from the world outside: nothing else is known about its
+        // sender.
         k.allow(IdentityId::WORLD_IPV4.0, INGRESS, TCP, 80)?;
         let [(pod4, node4, _), (pod6, node6, _)] = FAMILIES;
         let four = opening(node4, pod4);

@@ -247,7 +247,7 @@ fn the_agent_may_listen_on_ipv6_alone() {
     });
 }
 
-/// The other tests depend on this: the stand-in detects such a client.
+/// The other tests depend on the stand-in: it must detect a client that pings.
 #[test]
 fn the_stand_in_disconnects_a_client_that_pings() {
     with_lab(|lab| {

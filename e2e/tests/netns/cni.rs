@@ -186,8 +186,8 @@ fn interfaces_that_are_no_veth_pairs_and_addresses_of_other_pods_are_refused() {
         describe(lab, &["p", "q", "m", "t", "g"].map(str::to_owned))?;
         let _agent = start_agent(lab)?;
         let runtime = Runtime::new(lab)?;
-        // Kinds that every kernel of the tests has. Ipvlan is refused in the same way. A port of OVS is a
-        // veth pair with a foreign master: unit tests have it.
+        // Kinds that every kernel of the tests has. Ipvlan is refused in the same way. A port of
+        // OVS is a veth pair with a foreign master: unit tests cover it.
         for (name, host, make) in [
             ("m", 102, "link add link veth0 name eth0 type macvlan"),
             ("t", 103, "tuntap add dev eth0 mode tun"),

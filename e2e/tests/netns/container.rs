@@ -1,4 +1,4 @@
-//! A proxy works with the rights and mounts of a container, or its status names the missing ones.
+//! A proxy works with the rights and mounts of a container, or its status names what is missing.
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;

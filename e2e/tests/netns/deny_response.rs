@@ -317,7 +317,7 @@ spec:
 fn getent(lab: &Lab, servers: [IpAddr; 2], options: &str) -> Result<Output> {
     let file = lab.directory().join("resolv.conf");
     let [first, second] = servers;
-    // glibc's longest timeout: it would wait so long for the first server.
+    // glibc's longest timeout: without a reply, glibc would wait this long for the first server.
     let conf = format!(
         "nameserver {first}\nnameserver {second}\noptions timeout:30 attempts:1 {options}\n"
     );
@@ -418,7 +418,7 @@ fn a_denied_server_refuses_every_query_and_receives_none() {
         eventually("the server answers again", SOON, || {
             lab.a.ask(&query)?.expect(web4(10))
         })?;
-        // The programs need neither agent nor proxy.
+        // The eBPF programs need neither agent nor proxy.
         let [agent, sdp] = running;
         agent.kill_9()?;
         sdp.kill_9()?;

@@ -324,7 +324,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         let list = lab.agent(&["endpoint", "list"])?;
         ensure!(!list.contains("db-0"), "{list}");
 
-        // The server is back, with changes: only the difference counts.
+        // The server is back, with changes: only the difference has an effect.
         api.put(namespace("shop", "a"))?;
         api.delete("pods", "default", "db")?;
         api.put(remote("db-2", "db", &[web4(12)]))?;

@@ -265,7 +265,7 @@ fn names_are_looked_up_in_memory_while_the_directory_is_read_only() {
         };
         in_file(web4(11))?;
 
-        // The objects that are there are read, and their names are looked up.
+        // The agent reads the existing objects, and looks up their names.
         programs.agent.kill_9()?;
         disk.remount("ro")?;
         lab.zone.set("www.example.test", &[web4(12)], TTL);

@@ -371,8 +371,8 @@ fn node_local_cache(lab: &Lab, pods: &[&Pod]) -> Result<()> {
     Ok(())
 }
 
-/// A pod with other labels joins, and then gets the labels of the others: the Service closes and opens. Only the
-/// documents change.
+/// A pod with other labels joins, and then gets the labels of the other pods: the Service closes
+/// and opens. Only the documents change.
 fn backends_change(lab: &Lab, db: &Service<'_>, pod: &Pod, far: [IpAddr; 2]) -> Result<()> {
     let vip: SocketAddr = at(vips(DB)[0], 80);
     lab.write_policy(

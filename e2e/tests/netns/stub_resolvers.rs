@@ -1,4 +1,4 @@
-//! Widely used resolvers get allowed names and report refused ones: dig, kdig, glibc, musl,
+//! Widely used resolvers get allowed names and report refused names: dig, kdig, glibc, musl,
 //! dnspython, c-ares.
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};

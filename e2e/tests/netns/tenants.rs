@@ -76,7 +76,8 @@ fn the_dns_server_of_one_tenant_opens_nothing_to_another_tenants_pods() {
             ensure!(status.contains(says), "{status}");
         }
 
-        // Only trusted servers count from now on: the address closes with the grace of the restart.
+        // Only trusted servers have an effect after this: the address closes with the grace of the
+        // restart.
         programs.agent.terminate(SOON)?;
         let trusted = any
             .flag("--tofqdns-servers=trusted")

@@ -149,7 +149,7 @@ fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         let released = || lab.metric(9971, "holdfast_mapping_leased_total", "");
-        // The first ones may arrive before the agent, or be acknowledged late.
+        // The first answers may arrive before the agent is connected, or be acknowledged late.
         eventually("an acknowledged answer", SOON, || {
             let before = released()?;
             lab.a.ask(&good)?.expect(web4(10))?;

@@ -239,7 +239,7 @@ fn check_files(root: &Path, image: &str, list: &Value) -> Result<String> {
     Ok(format!("the origin of {} files is known", files.len()))
 }
 
-/// Files with a known origin, whose content equals that of the origin.
+/// Files with a known origin, whose content equals the origin's content.
 fn explained(root: &Path, image: &str) -> Result<BTreeSet<String>> {
     let place = Kind::Image.licences(image);
     let ours = licences::FILES.map(|file| format!("{place}/{file}"));

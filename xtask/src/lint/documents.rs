@@ -1,4 +1,4 @@
-//! Markdown that points at something must point at something that is there.
+//! Links and references in Markdown must lead to something that exists.
 //!
 //! Checked are links to files of this repository, code references in the form `` `sdp/src/proxy.rs`
 //! `` or `` `sdp/src/proxy.rs::Proxy::answer` ``, and cases of scenarios, `` `tcp.txt::name of the

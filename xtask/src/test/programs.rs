@@ -41,7 +41,8 @@ impl TestProgram {
         }
     }
 
-    /// Its tests, as `file::test`: all that run without a flag, or those that are `ignored`.
+    /// The program's tests, as `file::test`: all tests that run without a flag or, if `ignored`,
+    /// the ignored tests.
     pub(super) fn tests(&self, ignored: bool) -> Result<Vec<String>> {
         let mut list = process::command(&self.path.to_string_lossy(), &["--list"]);
         list.args(["--format", "terse", "--ignored"]);
@@ -66,7 +67,7 @@ impl TestProgram {
         Ok(tests.map(str::to_owned).collect())
     }
 
-    /// How many of its jobs may run at the same time.
+    /// How many of the program's jobs may run at the same time.
     pub(super) fn lanes(&self) -> usize {
         match self.name.as_str() {
             ALONE => 1,

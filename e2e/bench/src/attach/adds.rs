@@ -9,7 +9,7 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, policy};
 
 use super::steps::print;
 
-/// Last byte of the first pod's address, after those of the lab's own pods.
+/// Last byte of the first pod's address, after the addresses of the lab's own pods.
 const FIRST: u8 = 13;
 /// Longest wait until all endpoints of a restarted agent are in force.
 const SOON: Duration = Duration::from_secs(120);

@@ -201,7 +201,7 @@ fn memory(report: &mut Report, nodes: &[Node<'_>; 2]) -> Result<()> {
 /// ADD of pods with labels that no pod had, on both nodes in turn.
 fn adds(report: &mut Report, api: &ApiServer, nodes: &[Node<'_>; 2]) -> Result<()> {
     let mut taken = [Vec::new(), Vec::new()];
-    // Their interfaces are there until the end.
+    // The pods' interfaces stay until the end.
     let mut pods: Vec<Pod> = Vec::new();
     let mut local = 0;
     for n in 0..ADDS {

@@ -50,7 +50,7 @@ fn deny_ingress_and_host_entries_show_the_documented_bytes() {
 
         let allow = 0xffff_ff01_u32.to_ne_bytes();
         let deny = [0xff; 4];
-        // Bits that count, identity, direction, protocol, port; flags, precedence.
+        // Number of significant bits, identity, direction, protocol, port; flags, precedence.
         let expected = [
             ("egress deny", 64, denied, 1, UDP, 7777, 24 << 3 | 1, deny),
             ("egress allow", 64, around, 1, UDP, 7777, 24 << 3, allow),

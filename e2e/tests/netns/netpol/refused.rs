@@ -159,7 +159,7 @@ fn a_dry_run_prints_the_difference_and_changes_nothing() {
         let elements = printed
             .lines()
             .filter(|line| line.starts_with("add element"));
-        // The pod is restricted in both families now, and reaches itself.
+        // The pod is restricted in both families, and reaches itself.
         ensure!(elements.count() == 4, "{printed}");
         ensure!(!printed.contains("delete"), "{printed}");
         Ok(())

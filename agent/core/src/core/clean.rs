@@ -59,8 +59,8 @@ impl State {
         }
     }
 
-    /// Forgets names. A pair under a lease goes once every stream has dropped the lease, or the lease
-    /// has ended.
+    /// Forgets names. A pair under a lease is removed once every stream has dropped the lease, or the
+    /// lease has ended.
     pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
         let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,

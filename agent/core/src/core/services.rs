@@ -192,7 +192,7 @@ impl State {
         self.acquire_local(&LabelSet::new(vec![Label::new(SERVICE, key, family)]))
     }
 
-    /// Nothing has the identity of a Service any more.
+    /// Drops the identity of a Service that nothing has any more.
     fn drop_service_identity(&mut self, id: IdentityId) {
         let touched = self.policy.put_service(id, None);
         self.mark_dirty_peers(&touched);

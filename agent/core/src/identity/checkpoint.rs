@@ -107,8 +107,8 @@ fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
     serde_json::to_string(&entry(id, labels)).expect("maps with string keys render as JSON")
 }
 
-/// Reads `local_allocator_state.json`: the scopes 0x01 (outside), 0x02 (other nodes) and 0x03
-/// (Services). Numbers of other scopes are left out.
+/// Reads `local_allocator_state.json`: the scopes 0x01 (outside the cluster), 0x02 (other nodes)
+/// and 0x03 (Services). Numbers of other scopes are left out.
 pub fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let entries: Vec<Entry> = serde_json::from_str(text)?;
     let is_known = |id: IdentityId| id.is_local_scope() || is_remote_node(id) || id.is_service();

@@ -109,7 +109,7 @@ pub(crate) struct Assigned {
 /// Numbers that other nodes accept with the meaning that objects give them.
 #[derive(Debug, Default)]
 struct Sharing {
-    /// The label sets to which objects gave numbers in this run, also if the object is gone.
+    /// The label sets to which objects gave numbers in this run, even if the object is gone.
     given: BTreeMap<IdentityId, LabelSet>,
     /// Whether every object is listed.
     is_listed: bool,

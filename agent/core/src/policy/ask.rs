@@ -186,7 +186,7 @@ impl Outside {
         outside(self.ipcache.labels(IpNet::from(address)))
     }
 
-    /// An address of each family.
+    /// An address of each family that has the labels of the name.
     fn name(&self, name: &Fqdn) -> Vec<Subject> {
         let of = |all: IpNet| {
             let selected = self.names.labels_of(name);
@@ -289,7 +289,7 @@ fn step(
 /// A sender or receiver, read from a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// Labels. Those of an endpoint name its namespace, `default` if the text does not.
+    /// Labels. For an endpoint they include its namespace, `default` if the text names none.
     Labels(LabelSet),
     Address(IpAddr),
     /// A name of an endpoint, or a DNS name.

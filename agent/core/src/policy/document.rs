@@ -63,7 +63,7 @@ pub enum Body {
 }
 
 impl PolicyDocument {
-    /// Its rules; none unless it is a policy.
+    /// Its rules; empty unless it is a policy.
     pub fn rules(&self) -> &[Rule] {
         match &self.body {
             Body::Rules(rules) | Body::NetworkPolicy { rules, .. } => rules,

@@ -16,7 +16,7 @@
 //! label, come from policy and not from answers: they are never refused. The rest of a combination from
 //! which a name is removed is not refused either: it replaces one in use. Mappings of an address with
 //! only some of its labels count as not realised and get no lease. What has to wait is tried again when
-//! an identity of names has come or gone.
+//! an identity of names was added or removed.
 //!
 //! After a restart an address has what the ipcache says; identities that are in force there and
 //! those of single selectors count before anything has asked for them again. Where the
@@ -125,8 +125,8 @@ impl State {
         is_name(&label) && !is_denied
     }
 
-    /// Looks again at prefixes that wait, some at a time, once an identity of names has come or
-    /// gone.
+    /// Looks again at prefixes that wait, some at a time, once an identity of names was added or
+    /// removed.
     pub(in crate::core) fn retry_limited(&mut self) {
         for prefix in self.numbers.budget_mut().take_retries() {
             self.ipcache.mark(prefix);

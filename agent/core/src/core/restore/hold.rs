@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl State {
-    /// The listing of policies has no gaps any more: endpoints follow it.
+    /// Lets endpoints follow the listing of policies, which has no gaps any more.
     pub(in crate::core) fn end_hold(&mut self) {
         self.restoration.hold_mut().uncertain = false;
         self.publish_names();

@@ -18,7 +18,7 @@ type Closed = BTreeMap<String, PolicyDocument>;
 /// The refused firewalls, and which of them the core has a document for.
 #[derive(Debug, Default)]
 pub(super) struct RefusedFirewalls {
-    /// Every refused firewall, also if a good version of it is in force.
+    /// Every refused firewall, even if a good version of it is in force.
     refused: Closed,
     /// Refused firewalls that the core has a document for.
     closed: Closed,

@@ -8,7 +8,7 @@
 //!   slices may name a pod at any address.
 //!   Where pods of other nodes are not read (`--high-scale-prune`), no document is awaited: the
 //!   address counts at once.
-//! - A pod that went keeps its identity as a backend.
+//! - A removed pod keeps its identity as a backend.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

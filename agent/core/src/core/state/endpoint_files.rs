@@ -1,9 +1,9 @@
 //! The files of endpoints: what is on disk, what is due, and which results wait for it.
 //!
-//! Owns, for each endpoint, the state of its file and the mapping results that are not durable
-//! yet; for endpoints that went, whether a file is left. It keeps one invariant: a result is
-//! durable only after a write of the file that includes its names, and a write that fails leaves
-//! its results waiting for the next one.
+//! Owns, for each endpoint, the state of its file and the mapping results that are not durable yet;
+//! for removed endpoints, whether a file is left. It keeps one invariant: a result is durable only
+//! after a write of the file that includes its names, and a write that fails leaves its results
+//! waiting for the next one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -85,7 +85,8 @@ impl EndpointFiles {
         file.rules = rules;
     }
 
-    /// Removes an endpoint: nothing waits for its file any more, which is left until it is removed.
+    /// Removes an endpoint: nothing waits for its file any more. The file is left until it is
+    /// removed.
     pub(crate) fn leave(&mut self, id: EndpointId) {
         if self.files.remove(&id).is_some_and(|file| file.exists()) {
             self.left.insert(id);

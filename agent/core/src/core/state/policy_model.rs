@@ -177,7 +177,7 @@ impl PolicyModel {
         self.preallocated.insert(selector, held);
     }
 
-    /// Selectors for which identities are held, or shall be.
+    /// Selectors for which identities are held, or are to be held.
     pub(crate) fn preallocated(&self) -> Vec<NameRule> {
         self.preallocated.keys().cloned().collect()
     }

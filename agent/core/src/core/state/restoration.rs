@@ -2,8 +2,8 @@
 //!
 //! Owns the progress of the sources' listings, the prefixes and numbers of the earlier run, and the
 //! endpoints that keep their former policy ([`super::hold`]). It keeps two invariants: no step is
-//! planned before policies and endpoints are complete (except the removal of what is gone), and
-//! nothing of the earlier run is given up before the grace is over.
+//! planned before policies and endpoints are complete (except the removal of entries of removed
+//! interfaces), and nothing of the earlier run is given up before the grace is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 

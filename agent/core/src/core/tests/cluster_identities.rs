@@ -151,7 +151,7 @@ fn a_pod_of_another_node_keeps_its_identity_until_that_of_its_new_labels_is_ther
     let number = member.node.identity("10.2.0.9").unwrap();
     assert!(number.0 >= 61_440, "{number}");
     assert!(!member.may_connect("10.2.0.9"));
-    // With other addresses it is another matter: nothing says whose these were.
+    // Other addresses do not keep the old number: nothing says whose they were.
     member.put(&pod("db-0", "third", "10.2.0.10"));
     assert_eq!(
         member.node.identity("10.2.0.10"),
@@ -263,7 +263,7 @@ fn who_leads_sees_pods_without_an_object_and_objects_without_a_pod() {
         (IdentityId(6000), Some("u-6000"))
     );
     assert!(member.node.core.is_unused(&unused[0]));
-    // Between the look and the request a pod comes, and the object goes.
+    // Between the look and the request a pod uses the labels, and then the object is removed.
     member.put(&pod("gone-0", "gone", "10.2.0.6"));
     assert!(!member.node.core.is_unused(&unused[0]));
     member.delete("Pod/default/gone-0");

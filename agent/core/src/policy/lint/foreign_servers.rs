@@ -152,7 +152,7 @@ fn is_for(policy: &PolicyDocument, other: &PolicyDocument) -> bool {
 }
 
 impl KnownServers<'_> {
-    /// Whether every namespace trusts such a server: no other owner has one.
+    /// Whether every namespace trusts this server: no other owner has one.
     fn has(&self, server: Option<&Selector>) -> bool {
         match server {
             Some(Selector::Labels(labels)) => self.is_in_namespace(labels),

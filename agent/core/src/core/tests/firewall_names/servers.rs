@@ -161,8 +161,8 @@ fn answers_of_a_dns_service_count_although_its_pods_listen_at_another_port() {
 }
 
 /// A pair that no trusted server gave, and that no endpoint holds any more, opens nothing for a
-/// firewall that comes later: neither one under the lease of another server's answer, nor one that
-/// `--tofqdns-pre-cache` has, nor one that only a connection keeps.
+/// firewall that is added later: neither a pair under the lease of another server's answer, nor one
+/// that `--tofqdns-pre-cache` has, nor one that only a connection keeps.
 #[test]
 fn what_no_trusted_server_gave_opens_nothing_for_a_firewall_that_comes_later() {
     let known = PreCached {

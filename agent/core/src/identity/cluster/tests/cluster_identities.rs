@@ -204,7 +204,7 @@ fn a_set_waits_for_two_seconds_and_moves_from_its_local_number_later() {
             waiting: 0
         }
     );
-    // The number of the cluster comes: it is added before the other one goes.
+    // The number of the cluster arrives: it is added before the other one is removed.
     learn(&mut numbers, 5000, Some(&web), at(2100));
     assert_eq!(numbers.renumbered(), [web.clone()].into());
     assert_eq!(have(&mut numbers, &web, at(2100)), 5000);
@@ -256,7 +256,7 @@ fn numbers_of_the_run_before_stay_until_the_list_says_otherwise() {
     let mut numbers = giver(left);
     assert_eq!(have(&mut numbers, &web, at(0)), 300);
     assert_eq!(have(&mut numbers, &db, at(0)), 301);
-    // The list comes: web has another number, and other labels have the number of db.
+    // The list arrives: web has another number, and other labels have the number of db.
     learn(&mut numbers, 5000, Some(&web), at(10));
     learn(&mut numbers, 301, Some(&api), at(10));
     assert_eq!(

@@ -242,7 +242,7 @@ impl Fleet {
             0..=2 => {
                 let labels = self.sets[random.below(SETS)].clone();
                 if random.one_in(4) {
-                    // The last pod of a label set goes.
+                    // The last pod of a label set is removed.
                     if let Some(Some(id)) = agent.sets.remove(&labels) {
                         agent.numbers.release(id);
                         meanings.remove(id);

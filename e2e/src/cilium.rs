@@ -47,7 +47,7 @@ const CONNECTIONS: usize = 16;
 /// Behaviour of the stand-in agent, which a test sets.
 #[derive(Clone, Debug)]
 pub struct Manner {
-    /// Timing of its keepalive, and its limits for the client's.
+    /// Timing of the agent's keepalive, and the agent's limits for the client's keepalive.
     pub timing: Timing,
     /// Pause between two snapshots of one stream.
     pub pause: Duration,

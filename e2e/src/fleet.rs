@@ -61,7 +61,7 @@ pub fn with_fleet(test: impl FnOnce(&Fleet<'_>) -> Result<()>) {
     });
 }
 
-/// Connects the second node to the first lab's world in place of its own.
+/// Connects the second node to the first lab's world in place of the second lab's world.
 fn connect(one: &Lab, two: &Lab) -> Result<()> {
     let router = &one.world;
     two.node.batch("link delete up0")?;

@@ -35,7 +35,7 @@ const FIRST_INTERFACE: u32 = 100;
 #[derive(Debug)]
 pub struct Node {
     pub core: Core,
-    /// The datapath that it writes to.
+    /// The datapath that the core writes to.
     pub datapath: MemoryDatapath,
     /// The time that the caller set.
     pub now: BootTime,

@@ -423,7 +423,7 @@ impl Kernel {
         })?)
     }
 
-    /// Conntrack map of IPv4: the one for TCP, or the one for all other protocols.
+    /// Conntrack map of IPv4, for TCP or for all other protocols.
     pub fn conntrack4(&self, tcp: bool) -> Result<Map<CtKey4, CtValue>> {
         let name = if tcp {
             conntrack::NAME_TCP4
@@ -433,7 +433,7 @@ impl Kernel {
         self.open(name, MapKind::LruHash)
     }
 
-    /// Conntrack map of IPv6: the one for TCP, or the one for all other protocols.
+    /// Conntrack map of IPv6, for TCP or for all other protocols.
     pub fn conntrack6(&self, tcp: bool) -> Result<Map<CtKey6, CtValue>> {
         let name = if tcp {
             conntrack::NAME_TCP6

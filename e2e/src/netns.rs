@@ -60,7 +60,7 @@ impl Netns {
         }
     }
 
-    /// Its name for `ip netns`.
+    /// Name of the namespace for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -18,7 +18,7 @@ use crate::wait::eventually;
 
 /// Port of the metrics of `netpol run`.
 pub const NETPOL_METRICS: u16 = 9963;
-/// Family and name of its table, as arguments of nft(8).
+/// Family and name of the table of `netpol run`, as arguments of nft(8).
 pub const TABLE: [&str; 2] = ["inet", "holdfast_policies_v1"];
 /// Name of the node in documents.
 pub const NODE: &str = "n1";

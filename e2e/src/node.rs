@@ -43,9 +43,9 @@ pub struct AgentOptions {
 pub struct SdpOptions {
     /// The proxy's `--name`, by which the lab finds its admin socket.
     pub name: String,
-    /// Port of its metrics, one per replica.
+    /// Port of the proxy's metrics, one per replica.
     pub metrics: u16,
-    /// Whether it has a setting for the agent's native socket.
+    /// Whether the proxy has a setting for the agent's native socket.
     pub native: bool,
     /// A program of another build.
     pub program: Option<PathBuf>,

@@ -74,7 +74,7 @@ impl Program {
         self.child.id()
     }
 
-    /// Its whole log so far.
+    /// The program's whole log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }

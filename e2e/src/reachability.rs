@@ -166,7 +166,7 @@ struct Probe {
     tcp: Vec<(Socket, Target)>,
     udp: [UdpSocket; 2],
     sctp: [UdpSocket; 2],
-    /// Source port of its SCTP packets.
+    /// Source port of the client's SCTP packets.
     sctp_port: u16,
     answered: BTreeSet<Target>,
 }
@@ -287,7 +287,7 @@ impl SctpPacket {
         })
     }
 
-    /// The bytes of the packet in a form that conntrack accepts. Its chunk has the minimal length.
+    /// The bytes of the packet in a form that conntrack accepts. The chunk has the minimal length.
     /// Both sides use the same verification tag, except that an INIT must have 0.
     fn bytes(&self) -> Vec<u8> {
         let known = match self.chunk {

@@ -70,7 +70,8 @@ fn corpus(name: &str) -> std::path::PathBuf {
 
 fn cargo_fuzz(verb: &str) -> std::process::Command {
     let mut fuzz = process::command("rustup", &["run", "nightly", "cargo", "fuzz", verb]);
-    // No address sanitizer: the fuzzed code is not unsafe, and the sanitizer would double the build time.
+    // No address sanitizer: the fuzzed code has no `unsafe`, and the sanitizer would double the
+    // build time.
     fuzz.args(["--fuzz-dir", "fuzz", "--features", "libfuzzer"])
         .args(["--sanitizer", "none"])
         .current_dir(repository::root())

@@ -41,7 +41,7 @@ pub(crate) enum Programs {
 }
 
 impl Programs {
-    /// Their directory in cargo's target directory.
+    /// The programs' directory in cargo's target directory.
     fn directory(self) -> &'static str {
         match self {
             Self::Measured => PROFILE,
@@ -68,7 +68,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// The first two numbers of its version.
+    /// The first two numbers of the kernel's version.
     pub(crate) fn release(self) -> &'static str {
         match self {
             Self::V5_10 => "5.10",

@@ -44,7 +44,7 @@ pub(crate) struct Previous {
 
 /// Builds the programs if they are missing. Returns their paths.
 ///
-/// `reference`: a commit that replaces the one in the file.
+/// `reference`: a commit that replaces the commit in the file.
 pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previous> {
     let commit = commit(reference)?;
     let target = workspace::target_dir()?;

@@ -128,7 +128,7 @@ impl Kind {
         self.schema.is_some()
     }
 
-    /// Whether it is the kind of `plural` in the group and version of a URL.
+    /// Whether this is the kind of `plural` in the group and version of a URL.
     pub(super) fn is(&self, group: &str, version: &str, plural: &str) -> bool {
         self.group == group && self.version == version && self.plural == plural
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::failure::Failure;
 use super::kind::Kind;
 
-/// A user, by its bearer token.
+/// A user, whom a bearer token identifies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum User {
     /// Every request of this user is allowed.

@@ -39,12 +39,12 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Whether it selects all objects.
+    /// Whether the selection selects all objects.
     pub(super) fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether it selects this object.
+    /// Whether the selection selects this object.
     pub(super) fn selects(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
         let by_labels = self.labels.iter().all(|requirement| {

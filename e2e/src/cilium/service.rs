@@ -93,8 +93,8 @@ impl Service {
         }
     }
 
-    /// Parses a mapping as strictly as the first releases of Cilium's agent, which panicked if it
-    /// was malformed, and looks up its endpoint.
+    /// Parses a mapping as strictly as the first releases of Cilium's agent, which panicked on
+    /// malformed mappings, and looks up the mapping's endpoint.
     fn judge(&self, mapping: &wire::FqdnMapping) -> Result<(), String> {
         let mut problems = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

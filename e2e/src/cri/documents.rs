@@ -10,7 +10,7 @@ use crate::lab::{Lab, web4};
 use crate::netpol_run::NODE;
 use crate::policy;
 
-/// A rule that allows one server of the world: the one to which pods send allowed datagrams.
+/// A rule that allows one server of the world: the server to which pods send allowed datagrams.
 pub fn allowed_server() -> String {
     format!("- toCIDR: [\"{}/32\"]\n", web4(10))
 }

@@ -73,7 +73,7 @@ impl Sent {
     /// datagrams before each allowed one; none of them may have arrived.
     pub fn expect_judged(&self, from: IpAddr) -> Result<()> {
         let before = self.count(from).allowed;
-        // Two more are needed, because one may have been on its way.
+        // Two more datagrams are needed, because one may already have been on its way.
         eventually("the pod sends", SOON, || {
             let now = self.count(from).allowed;
             ensure!(now >= before + 2, "{from}: {now} allowed datagrams");

@@ -298,7 +298,8 @@ fn new_policy(lab: &Lab, round: u32) -> Result<()> {
     opens(lab, IpcacheKey::v4(prefix.octets(), 32)).context("the policy")
 }
 
-/// Waits until an address has an identity of its own. A look-up gives the longest prefix.
+/// Waits until an address has an identity of its own. Without one, a look-up gives the identity of
+/// a shorter prefix.
 fn opens(lab: &Lab, key: IpcacheKey) -> Result<()> {
     let map = Globals::new(lab.bpf_root()).ipcache(Access::ReadOnly)?;
     let world = map.get(&IpcacheKey::v4(NOWHERE.octets(), 32))?;

@@ -424,7 +424,7 @@ fn hold(strike: &Strike, number: u32, server: IpAddr, behaviour: Behaviour) -> R
     Ok(())
 }
 
-/// Keeps `number` silent connections. A closed one is opened again.
+/// Keeps `number` silent connections. A closed connection is opened again.
 fn hold_idle(
     strike: &Strike,
     number: u32,

@@ -38,7 +38,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Each kind in turn, the moment at random.
+    /// Chooses each kind in turn, with a random moment.
     pub(super) fn choose(round: u32, rng: &mut StdRng) -> Self {
         match round % 5 {
             0 => {

@@ -142,7 +142,7 @@ fn replies_to_the_pod_end_with_the_policy_that_let_the_pod_open() {
     });
 }
 
-/// Policy allows every packet of the other side as the first of a connection of its own.
+/// Policy allows the other side to open connections of its own with any of its packets.
 #[test]
 fn a_flow_that_policy_closed_does_not_go_on_in_the_other_direction() {
     with_kernel(|k| {

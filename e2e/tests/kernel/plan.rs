@@ -165,7 +165,7 @@ impl<'k> Plumbing<'k> {
         })
     }
 
-    /// One event with all its parts. After each step, every fate is the one of `before` or of
+    /// Handles one event with all its parts. After each step, every fate is as in `before` or as in
     /// `after`.
     fn event(&mut self, event: Event, before: Fates, after: Fates) -> Result<()> {
         self.part(event, before, after)?;

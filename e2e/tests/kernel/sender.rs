@@ -176,7 +176,7 @@ fn no_policy_parts_a_pod_from_itself() {
         with_node(k)?;
         for (pod, node, _) in FAMILIES {
             let frame = opening(node, pod);
-            // Its own interface, on which the test runs the program.
+            // The pod's own interface, on which the test runs the program.
             let own = From::Interface(LOOPBACK);
             assert_eq!(reason(k, &frame, own)?, Reason::Allowed);
             let answer = Packet::new(pod, node, tcp(80, 4000, SYN | ACK)).frame();

@@ -308,7 +308,7 @@ fn a_program_that_was_loaded_with_new_maps_does_not_replace_the_one_that_steers(
 #[test]
 fn connections_made_with_syn_cookies_are_steered() {
     with_node(|node| {
-        // Each namespace has its own value, for both families; 2: always.
+        // Each namespace has its own value, for both families. 2 means always.
         std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2")?;
         let (a, b) = (node.proxy(1, KIND_SDP)?, node.proxy(5, KIND_SDP)?);
         let check = |node: &mut Node<'_>| -> Result<()> {

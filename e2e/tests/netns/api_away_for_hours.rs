@@ -78,7 +78,7 @@ fn cluster(lab: &Lab) -> Result<ApiServer> {
     Ok(api)
 }
 
-/// An agent with its proxy, whose clocks run faster.
+/// Starts an agent with its proxy. The agent's clocks run faster.
 fn start(lab: &Lab, api: &ApiServer) -> Result<Program> {
     ensure!(
         Path::new(LIBRARY).exists(),

@@ -336,7 +336,7 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
             gone.code == 404 && gone.text == "404 page not found\n",
             "{gone:?}"
         );
-        // No token, or an old one.
+        // No token, or an old token.
         server.expire_token();
         let late = agent.get(PODS).await?;
         ensure!(

@@ -80,7 +80,8 @@ fn a_bridged_container_with_another_address_is_named_and_its_document_takes_the_
             ensure!(!shown.contains("[::]:0"), "{shown}");
             Ok(())
         })?;
-        // A change of its labels, or of another document in the file, does not accept the address.
+        // A change of the labels, or of another document in the file, does not make the agent
+        // accept the address.
         let other = lab.b.netns.name();
         let more = format!("{text}---\nnetns: {other}\nlabels: ['k8s:app=other']\n");
         std::fs::write(&document, more)?;

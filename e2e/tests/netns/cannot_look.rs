@@ -140,7 +140,7 @@ fn a_document_that_is_another_kind_of_file_keeps_its_last_version() {
             while_it_is_so(&policy, "web.yaml")?;
             other.replace(&pods)?;
             while_it_is_so(&pods, "pods.yaml")?;
-            // A restart reads them for the first time.
+            // After a restart, the agent reads the documents for the first time.
             agent.kill_9()?;
             agent = lab.start_agent(&AgentOptions::default())?;
             while_it_is_so(&policy, "web.yaml")?;

@@ -1,6 +1,6 @@
-//! With `--policy-deny-response=icmp` denied connections fail at once. With it, or with
+//! With `--policy-deny-response=icmp` denied connections fail at once. With this flag, or with
 //! `--dns-deny-response=refused`, a resolver continues with its second server at once if policy
-//! denies the first. Without them denied packets are dropped in silence.
+//! denies the first. Without these flags denied packets are dropped in silence.
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process::Output;
@@ -184,8 +184,7 @@ fn denied_connections_of_a_bridged_pod_fail_at_once() {
 }
 
 /// A container in the pod sends through the pod, which translates the container's addresses. The
-/// checksums of its packets, and of the replies to it, are completed by the stack or left to the
-/// device.
+/// checksums of its packets and of the replies are completed by the stack or left to the device.
 #[test]
 fn a_container_behind_the_pods_address_gets_the_replies_too() {
     with_lab(|lab| {
@@ -224,7 +223,7 @@ request = struct.pack('16sP', sys.argv[1].encode(), value.buffer_info()[0])
 fcntl.ioctl(socket.socket(), 0x8946, request)
 ";
 
-/// A network namespace that reaches the world through pod a, under its addresses.
+/// A network namespace that reaches the world through pod a, under the pod's addresses.
 fn container(lab: &Lab) -> Result<Pod> {
     let netns = Netns::create(format!("{}-inner", lab.name()))?;
     let (v4, v6) = (

@@ -29,7 +29,8 @@ spec:
     )
 }
 
-/// The pod may be reached at its port by this peer, and may reach nothing that is used here.
+/// A policy by which only this peer may reach the pod's port, and the pod may reach no address of
+/// these tests.
 fn reached_by(peer: &str, peer6: &str) -> String {
     policy(
         "web",
@@ -45,7 +46,7 @@ fn reached_by(peer: &str, peer6: &str) -> String {
     )
 }
 
-/// A socket of the pod, and one of a peer in the world.
+/// A socket of the pod, and a socket of a peer in the world.
 fn sockets(lab: &Lab, pod: IpAddr, peer: IpAddr) -> Result<[UdpSocket; 2]> {
     let inside = lab.a.netns.enter(|| UdpSocket::bind(at(pod, POD_PORT)))??;
     let outside = lab.world.enter(|| UdpSocket::bind(at(peer, PEER_PORT)))??;

@@ -127,7 +127,7 @@ fn idle_connections_of_the_proxies_user_open_nothing() {
         holds(lab, &before)?;
         let open = agent_descriptors(&agent)?;
         ensure!(open < 1024, "the agent has {open} descriptors open");
-        // The proxy keeps its connection, and another one finds a place.
+        // The proxy keeps its connection, and another proxy finds a place.
         let sessions = lab.metric(9961, "holdfast_agent_sessions_total", "")?;
         ensure!(sessions == 1.0, "the proxy lost its session: {sessions}");
         let _two = lab.start_sdp(&SdpOptions::new("two", 9971))?;

@@ -16,9 +16,9 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Time until a restarted watch must be up to date: its longest pause is 30 s.
+/// Time until a restarted watch must be up to date: the longest pause of a watch is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
-/// Time until a new token must be in use: the agent reads its file again each minute.
+/// Time until a new token must be in use: the agent reads the token's file again each minute.
 const ROTATED: Duration = Duration::from_secs(60);
 /// Time until the agent must use its stored list, which it does after 15 s.
 const STANDS_IN: Duration = Duration::from_secs(30);
@@ -216,7 +216,7 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(12), 80))?;
         stays.expect_alive()?;
-        // It is back, with 429 for custom resources at first.
+        // The server is back, with 429 for custom resources at first.
         api.back()?;
         lab.watches_follow(FOLLOWS)?;
         let busy = api.answered().iter().filter(|a| a.code == 429).count();
@@ -383,7 +383,7 @@ fn odd_objects_are_named_and_disturb_no_other() {
             ensure!(policies.contains(odd), "{odd}: {policies}");
         }
 
-        // A bad version of a good policy: its last good one stays.
+        // A bad version of a good policy: the last good version stays in force.
         api.edit("ciliumnetworkpolicies", "default", "web", |policy| {
             policy["spec"]["egress"][0] = json!({"toEndpoints": 7});
         })?;

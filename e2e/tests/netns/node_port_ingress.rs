@@ -281,7 +281,7 @@ fn connections_end(lab: &Lab, ports: &[NodePort]) -> Result<()> {
     stream.expect_cut(SOON)
 }
 
-/// Clients outside are selected by their own addresses, also where a deny overrides.
+/// Clients outside of the cluster are selected by their own addresses, also where a deny overrides.
 #[test]
 fn blocks_are_about_the_client_s_own_address() {
     with_lab(|lab| {
@@ -312,7 +312,7 @@ fn blocks_are_about_the_client_s_own_address() {
             node_port::open(lab, mode, &ports)?;
             check(&clients, &ports).with_context(|| format!("{mode:?}"))?;
         }
-        // A rule that admits the world admits clients outside, and no pod.
+        // A rule that admits the world admits clients outside of the cluster, and no pod.
         lab.write_policy("in.yaml", &ingress("  - fromEntities: [world]\n"))?;
         let [admitted, ..] = &clients;
         eventually("the world is admitted", SOON, || admitted.check(&ports))?;

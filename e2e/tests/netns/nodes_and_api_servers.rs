@@ -138,7 +138,8 @@ fn entities_mean_nodes_and_api_servers() {
             stream.expect_alive()?;
         }
 
-        // The API server has moved to that node, too. The API server outside was removed.
+        // The API server has moved to that node, too. The API server outside of the cluster was
+        // removed.
         let moved = node("other", &[web4(10)]) + &api_servers("IPv4", web4(10));
         lab.write_policy("cluster.yaml", &moved)?;
         eventually("the API server has moved", SOON, || {

@@ -106,7 +106,7 @@ fn a_refused_policy_says_so_in_its_conditions_and_a_corrected_one_that_it_is_acc
             .context("no Lease")?;
         ensure!(lease["spec"]["holderIdentity"] == "n1", "{lease}");
 
-        // A restart writes nothing twice; its Events are counted, not doubled.
+        // A restart writes nothing twice: existing Events are counted, not doubled.
         let version = object["metadata"]["resourceVersion"].clone();
         agent.kill_9()?;
         api.forget_answered();

@@ -46,7 +46,7 @@ fn options(lab: &Lab) -> Result<AgentOptions> {
         .flag("--mapping-lease-slack=0s"))
 }
 
-/// Address of DNS server `n`, which is outside.
+/// Address of DNS server `n`, which is outside of the cluster.
 fn server(n: u8) -> IpAddr {
     Ipv4Addr::new(192, 0, 2, 60 + n).into()
 }

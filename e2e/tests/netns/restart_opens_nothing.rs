@@ -162,7 +162,7 @@ fn a_pod_that_claims_the_dns_servers_address_does_not_get_it_at_a_restart() {
         lab.endpoint_id(&lab.a)?;
         lab.endpoint_id(&lab.b)?;
         ensure!(addresses(lab)? == before, "{:?}", addresses(lab)?);
-        // A pod that has lost its own addresses gets no other one.
+        // A pod that has lost its own addresses gets no other address.
         agent.kill_9()?;
         for pod in [&lab.a, &lab.b] {
             pod.netns.batch(&format!(

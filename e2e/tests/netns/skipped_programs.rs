@@ -1,8 +1,9 @@
 //! A pod that makes its packets skip the programs of its interface reaches nothing with them.
 //!
-//! A packet that comes back from an `ifb` device skips the programs and the actions of filters at one hook.
-//! The device gives the packet back to the pod's own interface. If the filter there matches the packet again,
-//! its action is what is skipped. If it does not, the packet skips the hook at the node's end of the link.
+//! A packet that comes back from an `ifb` device skips the programs and the actions of filters at
+//! one hook. The device gives the packet back to the pod's own interface. If the filter there
+//! matches the packet again, the filter's action is skipped. Otherwise the packet skips the hook at
+//! the node's end of the link.
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 

@@ -62,7 +62,7 @@ fn a_false_source_reaches_nothing() {
                     Ok(())
                 })?;
             }
-            // The packet that was sent after them on the same path arrives.
+            // The packet that was sent after the false packets, on the same path, arrives.
             lab.a.datagram(open, SOON)?;
             lab.a.ask(&Query::a("www.good.test", dns))?;
             assert_eq!(lab.web.visits(open), visits + 1, "a false source arrived");

@@ -384,7 +384,7 @@ const LANGUAGES: [Language; 3] = [
     },
 ];
 
-/// With a search list, every allowed name resolves, and a refused one is reported as missing.
+/// With a search list, every allowed name resolves, and a refused name is reported as missing.
 #[test]
 #[ignore = "needs golang-go, default-jdk-headless and nodejs: cargo xtask test --tier nightly"]
 fn go_java_and_node_continue_their_search_lists_after_a_refused_name() {

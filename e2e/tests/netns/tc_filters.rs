@@ -1,5 +1,6 @@
-//! Where the kernel has no TCX, policy is enforced by filters of traffic control: replaced without a
-//! gap, repaired, found again by the next agent, removed by `cleanup`; filters of others stay.
+//! Where the kernel has no TCX, policy is enforced by filters of traffic control: replaced without
+//! a gap, repaired, found again by the next agent, removed by `cleanup`. Filters of other programs
+//! stay.
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ fn filters_enforce_policy_and_status_says_so() {
         let (_, ready) = lab.http(AGENT_METRICS, "/readyz")?;
         ensure!(ready.contains("programs: tc filters (Linux "), "{ready}");
 
-        // A filter of another program keeps its place behind ours, and is listed.
+        // A filter of another program keeps its place behind the agent's filter, and is listed.
         add_other(lab, "49152")?;
         in_force(lab)?;
         let status = lab.agent(&["status"])?;

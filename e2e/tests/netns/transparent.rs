@@ -28,14 +28,15 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Longer than any answer of the lab takes.
 const NO_ANSWER: Duration = Duration::from_millis(500);
 
-/// Starts agent and proxy in transparent mode, also for servers outside, with pod a under `policy`.
+/// Starts agent and proxy in transparent mode, also for servers outside of the cluster, with pod a
+/// under `policy`.
 fn start_with(lab: &Lab, policy: &str) -> Result<Programs> {
     let sdp = SdpOptions::default().flag(FLAG).flag(OUTSIDE);
     let agent = AgentOptions::default().flag(FLAG).flag(OUTSIDE);
     start_as(lab, policy, &agent, &sdp)
 }
 
-/// Like [`start_with`], but servers outside do not see the pod's address.
+/// Like [`start_with`], but servers outside of the cluster do not see the pod's address.
 fn start_inside(lab: &Lab, policy: &str) -> Result<Programs> {
     let sdp = SdpOptions::default().flag(FLAG);
     start_as(lab, policy, &AgentOptions::default().flag(FLAG), &sdp)

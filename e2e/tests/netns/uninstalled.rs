@@ -1,5 +1,5 @@
 //! An agent that is stopped takes everything off its node if its DaemonSet was deleted, and leaves
-//! everything in force if the API server does not accept it any more.
+//! everything in force if the API server does not accept the agent any more.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};

@@ -272,7 +272,7 @@ fn compare(
     Ok(())
 }
 
-/// A Service of a backend that accepts and one that drops.
+/// A Service with one backend that accepts connections and one that drops them.
 fn depends(lab: &Lab) -> Result<()> {
     let vip = at(service4(MIXED), 80);
     let mut ends = BTreeSet::new();

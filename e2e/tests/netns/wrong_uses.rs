@@ -23,11 +23,12 @@ const SOON: Duration = Duration::from_secs(30);
 struct Case {
     line: String,
     code: i32,
-    /// What, where, remedy; then texts after `!`, which must be missing.
+    /// Parts of the answer: what, where, remedy; then texts after `!`, which the answer must not
+    /// have.
     parts: Vec<String>,
 }
 
-/// The rows, after the files have been written. Placeholders are filled.
+/// Writes the files of the table. Returns the rows, with placeholders filled.
 fn cases(
     fill: &dyn Fn(&str) -> String,
     write: &dyn Fn(&str, &str) -> Result<()>,

@@ -1,5 +1,5 @@
 //! Rendering: `helm lint` and `helm template` of every value set, by both helms, for two versions
-//! of Kubernetes, and the validation of the objects by its schemas.
+//! of Kubernetes, and the validation of the objects by Kubernetes' schemas.
 
 use std::{fs, path::PathBuf};
 

@@ -28,7 +28,7 @@ pub(super) struct Package {
     pub(super) version: String,
     pub(super) source: String,
     pub(super) architecture: String,
-    /// Its files in the root file system, relative to it.
+    /// Files of the package in the root file system, relative to the root.
     pub(super) files: BTreeSet<String>,
     /// Text of the file with its licences, if the file is there.
     pub(super) copyright: Option<String>,

@@ -76,7 +76,7 @@ impl TestProgram {
         }
     }
 
-    /// Its tests by job: one job for each file or, for the program [`PAIRED`], for each test.
+    /// The tests by job: one job for each file or, for the program [`PAIRED`], for each test.
     pub(super) fn jobs(&self, tests: Vec<String>) -> BTreeMap<String, Vec<String>> {
         if self.name == PAIRED {
             let named = tests.into_iter();

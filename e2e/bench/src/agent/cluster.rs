@@ -239,7 +239,7 @@ fn slice(service: usize, number: usize, pods: &[usize]) -> Result<PolicyDocument
     Ok(body(key, Body::Slice(Arc::new(slice))))
 }
 
-/// Adds the namespaces and `each` pods in each of them. Returns the time.
+/// Adds the namespaces and `each` pods in each namespace. Returns the time.
 fn fill(member: &mut Member, each: usize) -> Result<Duration> {
     let mut time = member.put((0..NAMESPACES).map(|n| namespace(n, 0))).time;
     let pods: Result<Vec<_>> = (0..each * NAMESPACES).map(pod).collect();

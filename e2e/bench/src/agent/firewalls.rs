@@ -1,4 +1,4 @@
-//! Many EgressFirewalls: ordered lists over all identities outside.
+//! Many EgressFirewalls: ordered lists over all identities outside of the cluster.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_millis(20);
 enum Differs {
     /// The ports of a rule in the middle.
     Block,
-    /// The last rule, which selects every identity outside.
+    /// The last rule, which selects every identity outside of the cluster.
     Everything,
 }
 

@@ -130,7 +130,7 @@ pub(crate) fn update_rounds(rounds: usize) -> Result<Vec<Figure>> {
         let micros = per(time, 2 * PAIRS * rounds);
         let addresses = (PAIRS * rounds) as u64;
         // With both names of an address in one plan there is one write. With one name per plan,
-        // each changes its labels.
+        // each name changes the address's labels.
         let holds = ratio <= PROMISE && ipcache == addresses && policy == 0;
         let promise = format!(
             "P3, at most {PROMISE} calibration units, one ipcache write for each of {addresses} addresses, no policy map write"

@@ -239,7 +239,7 @@ impl Row {
 }
 
 impl Act {
-    /// The promise and a short description of the act.
+    /// Name of the act: its promise and a short description.
     pub fn name(self) -> &'static str {
         match self {
             Self::Calm => "nothing is done",

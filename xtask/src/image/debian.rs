@@ -30,7 +30,7 @@ pub(super) struct Package {
     pub(super) architecture: String,
     /// Files of the package in the root file system, relative to the root.
     pub(super) files: BTreeSet<String>,
-    /// Text of the file with its licences, if the file is there.
+    /// Text of the file with the package's licences, if the file exists.
     pub(super) copyright: Option<String>,
 }
 

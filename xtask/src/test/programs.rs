@@ -110,7 +110,7 @@ pub(super) fn by_file(program: &str, tests: Vec<String>) -> BTreeMap<String, Vec
     files
 }
 
-/// Builds the programs under test and the tests of `e2e`, and asks cargo where these are.
+/// Builds the programs under test and the tests of `e2e`. Returns the paths of the test programs.
 pub(super) fn test_programs() -> Result<Vec<TestProgram>> {
     let mut build = workspace::build();
     build.arg("--message-format=json-render-diagnostics");

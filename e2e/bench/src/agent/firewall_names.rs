@@ -12,7 +12,7 @@ use holdfast_e2e::policy::{dns_to, egress};
 use super::report::Figure;
 use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
-/// Number of names of each firewall, a half of them wildcards.
+/// Number of names of each firewall. Half of them are wildcards.
 const NAMES: usize = 5_000;
 /// Number of names that pods look up many times.
 const ASKED: usize = 1_000;

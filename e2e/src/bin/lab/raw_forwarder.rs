@@ -1,6 +1,6 @@
-//! A forwarder that only copies datagrams, or the bytes of connections: the most that one thread
-//! can do on the benchmark's machine. Over UDP it replaces the two bytes of the id, to find the
-//! client of an answer. It reads nothing else.
+//! A forwarder that only copies datagrams, or the bytes of connections. It shows the highest rate
+//! that one thread can reach on the benchmark's machine. Over UDP it replaces the two bytes of the
+//! id, to find the client of an answer. It reads nothing else.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

@@ -14,7 +14,7 @@ use netpol::{
 };
 use rand::{Rng as _, rngs::StdRng};
 
-/// Sets of a random table. The name of a set determines its type, so that two tables differ in
+/// Sets of a random table. The name of a set determines its type: two tables may differ in
 /// everything else.
 const SETS: [(&str, Key); 11] = [
     ("links", Key::One(Type::Interface)),

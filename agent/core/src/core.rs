@@ -175,8 +175,8 @@ impl Core {
         }
     }
 
-    /// Whether a change of policy has parts left: an [`Event::ContinueChange`] has to follow, and other
-    /// events may come before it.
+    /// Whether a change of policy has parts left. If so, an [`Event::ContinueChange`] has to follow;
+    /// other events may come before it.
     pub fn change_in_progress(&self) -> bool {
         self.state.change_in_progress()
     }

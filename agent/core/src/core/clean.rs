@@ -94,7 +94,7 @@ impl State {
             }
         }
         for (id, name, address) in forget {
-            // Restored labels of the address that mean this name are removed too.
+            // Restored labels of the address that stand for this name are removed too.
             self.forget_restored(&name, address);
             let gone = self.learned.names.forget(id, &name, address, self.now);
             self.clear(gone);
@@ -139,8 +139,8 @@ impl State {
         self.unlabel(gone);
     }
 
-    /// Removes the labels that mean this name from those that an earlier run gave an address. The
-    /// other labels stay: the names that gave them may not be known again yet.
+    /// Of the labels that an earlier run gave an address, removes those that stand for this name.
+    /// The other labels stay: the names that gave them may not be known again yet.
     pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
         let prefix = IpNet::from(address);
         let metadata = self.ipcache.get(prefix);

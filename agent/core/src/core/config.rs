@@ -74,7 +74,7 @@ pub struct CoreConfig {
     pub enable_policy: PolicyMode,
     pub enable_ipv4: bool,
     pub enable_ipv6: bool,
-    /// Floor of every TTL, seconds.
+    /// Minimum of every TTL, in seconds.
     pub min_ttl: u32,
     /// How long a lease lasts beyond the TTL.
     pub lease_slack: Duration,
@@ -108,7 +108,7 @@ pub struct CoreConfig {
     ///
     /// [`Step::KeepNames`]: crate::datapath::plan::Step::KeepNames
     pub names_kept_later: bool,
-    /// Addresses listed per selector in the restored rules of `ep_config.json`.
+    /// Maximum number of addresses listed per selector in the restored rules of `ep_config.json`.
     pub max_ips_per_restored_rule: usize,
     /// Maximum cost of one part of a change of policy, in units of about ten microseconds. An
     /// answer may have to wait for one part.

@@ -1,4 +1,4 @@
-//! Endpoints come, change and go.
+//! How endpoints are added, changed and removed.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -22,7 +22,7 @@ use crate::{
 /// Why a pod has no identity yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoIdentity {
-    /// The cluster has to give it one.
+    /// The cluster has yet to give the pod an identity.
     #[error(
         "its labels have no identity number yet: the agent waits for the number of the cluster"
     )]
@@ -363,7 +363,7 @@ impl State {
         }
     }
 
-    /// An endpoint has other addresses, and keeps its number and its names.
+    /// Gives an endpoint other addresses; it keeps its number and its names.
     fn readdress_endpoint(&mut self, id: EndpointId, spec: EndpointSpec, labels: &LabelSet) {
         let Some(mut endpoint) = self.endpoints.take(id) else {
             return;
@@ -428,7 +428,8 @@ impl State {
         self.numbers.release_endpoint(before);
     }
 
-    /// Gives endpoints with these labels their identity again, whose number is new or changed.
+    /// Gives endpoints with these labels their identity again, because its number is new or
+    /// changed.
     pub(super) fn renumber_endpoints(&mut self, changed: &BTreeSet<LabelSet>) {
         let concerned = self
             .endpoints
@@ -458,7 +459,7 @@ impl State {
         let Some(mut endpoint) = self.endpoints.take(id) else {
             return;
         };
-        // Programs of the run before, or of an attempt that failed halfway, may be attached: they
+        // Programs of the earlier run, or of an attempt that failed halfway, may be attached: they
         // must not outlive the endpoint.
         if endpoint.attached.is_none() {
             endpoint.attached = Some(endpoint.attachment());

@@ -11,8 +11,8 @@
 //! A table ([`crate::policy::compute::tier`]) is written longest prefix first, and the entries that it replaces are
 //! removed shortest first. While all lengths from L on are written, the longest entry for a packet is either its
 //! longest entry in the new table or its longest among the old entries. So each packet meets the old verdict or the
-//! new one. A new table is written before the entries for everyone, and an old one is removed after them, so no
-//! packet falls through a table to an entry for everyone that is out of date.
+//! new one. A new table is written before the entries for everyone, and an old one is removed after them, so
+//! whatever these say in between, no packet under a table depends on them.
 
 mod policy_map_plan;
 mod programs;

@@ -16,7 +16,7 @@ use crate::{
 /// Numbers and label sets of the whole cluster.
 #[derive(Clone, Debug, Default)]
 pub struct IdentitiesInUse {
-    /// Every source was read once.
+    /// Whether every source was read once.
     pub is_synced: bool,
     /// Label sets without an object, of pods that have addresses.
     pub lacking: WantedIdentities,

@@ -59,7 +59,7 @@ impl PacketView {
         Some(text.parse::<SocketAddr>().ok()?.ip())
     }
 
-    /// The destination port as policy has it, of protocols whose packets name it.
+    /// The destination port as policy has it, or the ICMP type; `None` if the packet has neither.
     pub fn port(&self) -> Option<Port> {
         let number = match self.protocol {
             6 | 17 | 132 => self.destination.parse::<SocketAddr>().ok()?.port(),

@@ -56,7 +56,7 @@ impl State {
         self.follow_pods(&changed);
     }
 
-    /// Gives endpoints that are one of these pods the labels of the pod.
+    /// Gives endpoints that are among these pods the labels of their pod.
     fn follow_pods(&mut self, changed: &BTreeSet<Arc<str>>) {
         let is_one = |spec: &EndpointSpec| {
             let pod = spec.pod.as_deref();

@@ -284,7 +284,7 @@ impl State {
 
 /// DNSNameResolver objects of the store that change.
 impl State {
-    /// Changes of objects of the store.
+    /// Follows changes of objects of the store.
     pub(super) fn on_resolved(&mut self, events: Vec<SourceEvent<ResolvedName>>) {
         for event in events {
             match event {

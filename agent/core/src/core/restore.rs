@@ -289,10 +289,10 @@ impl State {
         }
     }
 
-    /// Restores the names of a file, except those cleaned since: the file is written later than
-    /// the list of cleaned names. Addresses stay open until the end of the grace period, because
-    /// proxies may hold leases. Answers that do not count now are left out: the run before may have
-    /// had another `--tofqdns-servers`.
+    /// Restores the names of a file, except those cleaned since: the file is written later than the
+    /// list of cleaned names. Addresses stay open until the end of the grace period, because
+    /// proxies may hold leases. Answers that do not count now are left out: the earlier run may
+    /// have had another `--tofqdns-servers`.
     fn restore_names(&mut self, file: &EndpointFile) {
         let mut is_changed = false;
         for entry in &file.history {
@@ -483,7 +483,7 @@ fn restored_pods(restored: &Restored) -> Vec<(IdentityId, LabelSet)> {
 }
 
 /// Numbers of pods that the maps have, but neither the checkpoint nor a file: no other label set
-/// gets one of them while entries of the run before are there.
+/// gets one of them while entries of the earlier run are there.
 fn pods_without_checkpoint(
     restored: &Restored,
     known: &[(IdentityId, LabelSet)],

@@ -99,7 +99,7 @@ fn parts(document: &PolicyDocument) -> Parts {
     }
 }
 
-/// With an empty book of the cluster `default`, under Cilium's rules about labels.
+/// A router with an empty book of the cluster `default`, under Cilium's rules about labels.
 impl Default for Router {
     fn default() -> Self {
         Self::new(Book::new(LabelFilter::default(), "default"))

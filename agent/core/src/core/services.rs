@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// The addresses of the node right now. An address of a Service does not count, even if an
+    /// Takes the addresses of the node. An address of a Service does not count, even if an
     /// interface has it.
     pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {
         self.cluster.services.node = addresses.iter().copied().collect();
@@ -79,7 +79,8 @@ impl State {
         self.set_node_addresses(&own);
     }
 
-    /// NodeLocal DNSCache listens on addresses that belong to the DNS Service.
+    /// Takes what interfaces of the node say: NodeLocal DNSCache listens on addresses of the DNS
+    /// Service.
     pub(super) fn on_node_interfaces(&mut self, interfaces: NodeInterfaces) {
         self.cluster.services.interfaces = interfaces;
         let Some(known) = self.cluster.services.known.get(DNS_SERVICE) else {

@@ -69,7 +69,7 @@ pub(crate) struct State {
     pub counters: Counters,
 }
 
-/// What answers gave, and what answers may not open.
+/// Names and addresses from answers, and what answers may not open.
 #[derive(Debug)]
 pub(crate) struct Learned {
     pub names: NameCache,

@@ -89,7 +89,7 @@ impl State {
         }
     }
 
-    /// A write that the core did not wait for is done.
+    /// Notes that a write is done that the core did not wait for.
     pub(in crate::core) fn on_names_written(
         &mut self,
         plan: &mut Plan,
@@ -99,7 +99,7 @@ impl State {
         plan.make_durable(id, self.files.end_background(id, number));
     }
 
-    /// A write that the core did not wait for failed.
+    /// Notes that a write failed that the core did not wait for.
     pub(in crate::core) fn on_names_unwritten(
         &mut self,
         id: EndpointId,

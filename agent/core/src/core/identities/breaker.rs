@@ -88,7 +88,7 @@ impl State {
         self.numbers.budget_mut().expect(awaited);
     }
 
-    /// A prefix has the labels of some of its names only.
+    /// Notes a prefix that has the labels of only some of its names.
     pub(in crate::core) fn note_limited(&mut self, prefix: IpNet) {
         self.ipcache.leave_unresolved(prefix);
         if self.numbers.budget_mut().limit(prefix) {

@@ -22,7 +22,7 @@ pub(in crate::core) struct Holders {
     firewalls: Relevance,
 }
 
-/// A pair for the holders, besides the endpoint that got the answer.
+/// A pair (name, address) for other holders than the endpoint that got the answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct HeldPair<'a> {
     pub(in crate::core) name: &'a Fqdn,

@@ -1,10 +1,11 @@
 //! Which Service has an address.
 //!
 //! Several Services may have one address, and authors of Services write `externalIPs` freely. A
-//! Service with the address in the cluster counts before one with it at a load balancer, and this
-//! before one with it as an external address. Among equals, the address belongs to the Service that
-//! had it first. An address outside the cluster does not belong to a Service if it is that of a node,
-//! a pod or an API server ([`Metadata::identity`]), or of a DNS server that policy names.
+//! Service that has it as an address in the cluster counts before one that has it at a load balancer,
+//! and that one before a Service that has it as an external address. Among equals, the address
+//! belongs to the Service that had it first. An address outside the cluster does not belong to a
+//! Service if it belongs to a node, a pod or an API server ([`Metadata::identity`]), or to a DNS
+//! server that policy names.
 //!
 //! [`Metadata::identity`]: crate::ipcache::metadata::Metadata::identity
 

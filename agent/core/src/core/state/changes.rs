@@ -19,7 +19,7 @@ pub(crate) struct Changes {
     pub(crate) files: Files,
     /// Revision of the rules that proxies keep until the changes are in force.
     pub(crate) before: Option<u64>,
-    /// Revision of the DNS rules that files get meanwhile, once these are rendered.
+    /// Revision of the DNS rules that files get meanwhile, once the rules are rendered.
     pub(crate) rendered: Option<u64>,
     /// How the plans of all parts so far ended.
     pub(crate) result: PlanResult,

@@ -297,7 +297,7 @@ impl EndpointFiles {
     }
 }
 
-/// The time at which a name that comes now has waited long enough for others.
+/// The time at which a name that is learned now has waited long enough for others.
 fn gathered(now: BootTime) -> BootTime {
     BootTime::from_nanos(now.nanos().saturating_add(GATHER_TIME))
 }

@@ -291,7 +291,7 @@ impl IdentityNumbers {
         due
     }
 
-    /// A checkpoint failed: both are due again.
+    /// Notes that a checkpoint failed: both are due again.
     pub(crate) fn undo_checkpoint(&mut self) {
         self.local_is_due = true;
         self.endpoint_checkpoint.undo();

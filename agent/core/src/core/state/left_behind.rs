@@ -48,7 +48,7 @@ impl LeftBehind {
         self.0.contains_key(&id)
     }
 
-    /// Each number with its interfaces.
+    /// Each number, with each of its interfaces.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (EndpointId, u32)> {
         let all = self.0.iter();
         all.flat_map(|(id, left)| left.interfaces.iter().map(|interface| (*id, *interface)))

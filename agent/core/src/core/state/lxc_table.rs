@@ -165,7 +165,7 @@ impl LxcTable {
         self.dirty.extend(lxc_address(&key));
     }
 
-    /// The datapath turned out to have `value`. True if something else was planned.
+    /// Notes that the datapath turned out to have `value`. True if something else was planned.
     pub(crate) fn correct(&mut self, key: &LxcKey, value: Option<&LxcValue>) -> bool {
         if lxc_address(key).is_none() || self.planned.get(key) == value {
             return false;

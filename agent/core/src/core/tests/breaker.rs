@@ -152,7 +152,7 @@ fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
     for name in ["b.test", "c.test"] {
         assert_eq!(learn(&mut node, name, "1.1.1.2"), Realised::Yes);
     }
-    // {a, c} has no owner, and the limit is reached.
+    // No prefix has {a, c}, and the limit is reached.
     assert_eq!(node.core.summary().fqdn_combinations, 2);
     clean(&mut node, "b.test");
     assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 3], 0));
@@ -173,7 +173,8 @@ fn restart(node: &mut Node, max: usize, checkpoint: bool) {
     node.sync();
 }
 
-/// One combination has an identity, {a, b}; of {a, b, c}, the address 1.1.1.3 has {c}.
+/// Only the combination {a, b} has an identity. The address 1.1.1.3 with the names a, b and c has
+/// {c}.
 fn at_the_limit() -> Node {
     let mut node = node(1);
     for name in ["a.test", "b.test"] {

@@ -15,7 +15,7 @@ use crate::{
     datapath::{memory::MemoryDatapath, plan::Datapath as _, plan::Step},
 };
 
-/// The answer for endpoint 7; no endpoint has the address yet.
+/// Learns an address for endpoint 7 that no endpoint has learned yet. Returns the result.
 fn learn(node: &mut Node) -> MappingResult {
     let event = MappingEvent {
         stream: StreamId(1),

@@ -1,4 +1,4 @@
-//! Killed within a plan, and policy that changed while the agent was away.
+//! An agent that is killed within a plan, and policy that changed while the agent was away.
 
 use std::collections::BTreeSet;
 

@@ -58,7 +58,7 @@ fn what_is_left_of_a_pod_stays_until_the_pod_is_added_again() {
     // An endpoint at another interface does not replace what is left.
     let steps = node.endpoint(spec("other", 8, "app=other"));
     assert!(!steps.iter().any(opens), "{steps:?}");
-    // The new endpoint has its programs before those of the old number are removed.
+    // The new endpoint has its programs before the programs of the old number are removed.
     let steps = node.endpoint(spec("web", 7, "app=web"));
     let at = |wanted: &dyn Fn(&Step) -> bool| steps.iter().position(wanted);
     let attached = at(&|step| matches!(step, Step::Attach(_)));

@@ -61,7 +61,7 @@ fn start_again(
     (start, member)
 }
 
-/// The first step after which the endpoint may send there, if there is one.
+/// The first step after which the endpoint may send to this address and port, if there is one.
 fn opens_at(
     start: &MemoryDatapath,
     end: &MemoryDatapath,

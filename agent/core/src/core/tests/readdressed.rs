@@ -70,7 +70,7 @@ fn a_pod_keeps_its_number_and_its_names() {
             assert!(node.identity(address).is_some(), "{address} is closed");
         }
         assert_eq!(node.core.snapshot().names.len(), NAMES.len());
-        // They are on disk, and the next run has them.
+        // The names are on disk, and the next run has them.
         node.tick(node.now.plus_secs(6));
         let next = started_again(&node, at(9));
         assert_eq!(next.core.snapshot().names.len(), NAMES.len());

@@ -32,7 +32,7 @@ fn an_external_address_that_is_anothers_is_refused_and_named() {
         to("db", 8080, "TCP")
     );
     let mut member = Member::new(&egress(&rules));
-    // The author's Service comes first: its name sorts first, and its document is older.
+    // The author's Service comes first: its name sorts first, and its document is read first.
     for (address, who) in [
         (VIP, "Service default/db"),
         ("10.2.0.9", "Pod/default/db-0"),

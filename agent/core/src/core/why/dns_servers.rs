@@ -39,11 +39,11 @@ pub(in crate::core) enum Way {
 /// DNS servers of rules about a name.
 #[derive(Debug, Default)]
 pub(in crate::core) struct ServersOf {
-    /// The rules with the servers whose queries come to the proxy.
+    /// The rules, with the servers to which queries go through the proxy.
     pub rules: EndpointRules,
-    /// Selectors whose servers' queries pass without the proxy.
+    /// Selectors of servers to which queries pass without the proxy.
     pub direct: Vec<String>,
-    /// Selectors all of whose servers are closed, each with one of them and the port.
+    /// Selectors whose servers are all closed, each with one of these servers and the port.
     pub closed: Vec<(String, IdentityId, Port)>,
 }
 
@@ -62,7 +62,7 @@ enum Judged {
     Counts(SelectorRule),
     /// Some queries pass without the proxy, the others are dropped.
     Direct,
-    /// All are dropped, among them those to this server.
+    /// All queries are dropped, among them the queries to this server.
     Closed(IdentityId),
 }
 
@@ -119,7 +119,7 @@ impl Judge<'_> {
 }
 
 impl Way {
-    /// The way by the intended entries of a subject's policy maps.
+    /// The way of a query by the intended entries of a subject's policy maps.
     pub(in crate::core) fn of(subject: &Subject, server: IdentityId, port: Port) -> Self {
         let lookup = |id: u32| {
             let (protocol, number) = match id {

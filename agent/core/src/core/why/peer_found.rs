@@ -55,7 +55,7 @@ pub struct BackendFound {
     /// Address, and its labels or its pod.
     pub who: String,
     pub address: IpAddr,
-    /// kube-proxy gives it new connections: it is ready, or no backend is.
+    /// Whether kube-proxy gives it new connections: it is ready, or no backend is.
     pub is_chosen: bool,
     /// The endpoint of this node that it is.
     pub endpoint: Option<EndpointId>,
@@ -63,7 +63,7 @@ pub struct BackendFound {
     pub elsewhere: Option<Elsewhere>,
     /// Port of the backend, to which the Service translates `service_port`.
     pub port: Port,
-    /// Its pod is not known yet, so the others decide.
+    /// Whether its pod is not known yet, so that the other backends decide.
     pub is_left_out: bool,
     /// What the sender's policy says of it. `None` while it is left out because its pod is unknown,
     /// and behind a port of the node, where egress is judged at that port.

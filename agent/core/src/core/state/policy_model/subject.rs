@@ -207,7 +207,7 @@ impl Subject {
     }
 
     /// Whether it may send the same as another subject: both then have the same entries of egress for
-    /// every peer, Services too.
+    /// every peer, including Services.
     pub(crate) fn sends_as(&self, other: &Self) -> bool {
         if self.explicit() != other.explicit() {
             return false;
@@ -299,10 +299,10 @@ impl Subject {
     }
 }
 
-/// What differs after the entries for everyone were rendered.
+/// What changed when the entries for everyone were rendered.
 pub(crate) struct Everyone {
-    /// The entries for everyone differ.
+    /// Whether the entries for everyone changed.
     pub(crate) entries: bool,
-    /// The tables of ordered rules differ, which are made with those entries.
+    /// Whether the tables of ordered rules changed, which are made with these entries.
     pub(crate) tables: bool,
 }

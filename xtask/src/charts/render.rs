@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::{CHARTS, chart, tools, tools::Tools};
 use crate::process;
 
-/// The oldest version with every object that the agent reads, and the newest for which
-/// kubernetes-validate has schemas.
+/// The oldest version with every object that the agent reads, and the newest version that is
+/// checked.
 const KUBERNETES: [&str; 2] = ["1.33.0", "1.36.0"];
 /// Kinds whose schemas belong to other projects.
 const FOREIGN: [&str; 2] = ["PrometheusRule", "ServiceMonitor"];

@@ -105,7 +105,7 @@ fn ports_that_appear_at_once_are_closed_before_the_first_one_is_an_endpoint() {
     });
 }
 
-/// Nobody checked the port's addresses: a container of docker may change them before the agent finds the port.
+/// The port's addresses were not checked: a container of docker may change them before the agent finds the port.
 #[test]
 fn a_port_that_has_an_address_of_the_world_does_not_get_it() {
     with_lab(|lab| {

@@ -1,4 +1,4 @@
-//! What an endpoint's programs are attached to.
+//! What an endpoint's programs need to know, and the interface to which they are attached.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -32,7 +32,7 @@ pub enum Step {
     WriteEndpoint(EndpointId, String),
     /// Write an endpoint's `ep_config.json` for names alone. It may be done after the plan:
     /// [`crate::core::Event::NamesKept`] with this number says when it is done. A later step about
-    /// the same file comes after it.
+    /// the same file is carried out after it.
     KeepNames(EndpointId, u64, LateText),
     /// Write the names that are to be forgotten, as `cleaned_names.json` has them.
     KeepCleaned(String),

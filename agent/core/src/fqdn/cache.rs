@@ -276,7 +276,7 @@ impl NameCache {
         gone
     }
 
-    /// Conntrack vouches for an address.
+    /// Notes that conntrack vouches for an address.
     pub(crate) fn mark_alive(&mut self, endpoint: EndpointId, address: IpAddr, gc_start: BootTime) {
         let zombie = self
             .endpoints
@@ -367,7 +367,7 @@ impl NameCache {
         }
     }
 
-    /// All streams dropped the lease of a pair: the lease no longer keeps the pair.
+    /// Notes that all streams dropped the lease of a pair: the lease no longer keeps the pair.
     pub(crate) fn revoked(
         &mut self,
         name: &Fqdn,

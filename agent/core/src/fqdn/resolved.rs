@@ -302,7 +302,7 @@ impl ResolvedPairs {
         gone
     }
 
-    /// Conntrack vouches for an address.
+    /// Notes that conntrack vouches for an address.
     pub(crate) fn mark_alive(&mut self, address: IpAddr, gc_start: BootTime) {
         if let Some(address) = self.addresses.get_mut(&address) {
             let until = gc_start.plus(self.limits.idle_grace);

@@ -60,9 +60,9 @@ pub struct GivenNumber {
     pub id: IdentityId,
 }
 
-/// Numbers of the cluster, and numbers of this node until those are there.
+/// Numbers of the cluster, and numbers of this node until the cluster's are there.
 ///
-/// It moves label sets from one number to another as [`Assigned`] does.
+/// Label sets move from one number to another as in [`Assigned`].
 #[derive(Debug)]
 pub(crate) struct ClusterWide {
     numbers: Assigned,

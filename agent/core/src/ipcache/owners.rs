@@ -161,8 +161,8 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Where owners know from what they say, the most trusted source first: of two values of one label
-/// the one from the more trusted source counts (Cilium `pkg/source`).
+/// The sources of what owners say, the most trusted first: of two values of one label the one from
+/// the more trusted source counts (Cilium `pkg/source`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// The addresses of the API servers.

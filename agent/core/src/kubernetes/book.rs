@@ -44,8 +44,8 @@ use crate::{
 pub struct Changes {
     /// CiliumIdentities: the numbers that the cluster has for label sets.
     pub identities: Vec<SourceEvent<CiliumIdentity>>,
-    /// Pods: first those that get an address, so that no address is without a pod on the way from
-    /// one to another.
+    /// Pods: first those that get an address, so that an address that moves from one pod to another
+    /// is never without a pod.
     pub pods: Vec<SourceEvent<PodAt>>,
     pub services: Vec<SourceEvent<ServiceAt>>,
 }

@@ -17,7 +17,7 @@ pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels";
 const CLUSTER: &str = "io.cilium.k8s.policy.cluster";
 const SERVICE_ACCOUNT: &str = "io.cilium.k8s.policy.serviceaccount";
 
-/// Cilium's rules where `--labels` has none, in its spelling: `!` excludes.
+/// Cilium's default rules, in the spelling of `--labels`: `!` excludes.
 const DEFAULT_RULES: &[&str] = &[
     "reserved:.*",
     r"io\.kubernetes\.pod\.namespace",
@@ -156,7 +156,7 @@ impl LabelRule {
     }
 }
 
-/// Labels of a pod's identity before named ports. `of_namespace` are its namespace's.
+/// Labels of a pod's identity before named ports. `of_namespace` are the labels of its namespace.
 pub(crate) fn of_pod(
     filter: &LabelFilter,
     cluster: &str,

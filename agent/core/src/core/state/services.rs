@@ -242,9 +242,9 @@ impl Services {
 }
 
 impl Services {
-    /// A pod loses these addresses. If slices still name the pod at one of them, its identity stays held
-    /// for a while. Returns the identity to release, if any: this one if it is not held, or the one that
-    /// was held for the pod before.
+    /// Notes that a pod loses these addresses. If slices still name the pod at one of them, its identity
+    /// stays held for a while. Returns the identity to release, if any: `identity` if it is not held, or
+    /// else the one that was held for the pod before.
     pub(crate) fn depart(
         &mut self,
         pod: &Arc<str>,

@@ -59,7 +59,8 @@ impl Lookup {
 impl NameCache {
     /// Learns one address. True if it has the lease that was asked for: no lease is given near a limit
     /// of the endpoint, or while the pair's lease is being revoked. Merging is commutative: the later
-    /// expiry and the later lease win; of two that expire at once the one seen last.
+    /// expiry and the later lease win; of two lookups that expire at the same time, the one seen last
+    /// wins.
     pub(crate) fn learn(&mut self, answer: &Answer<'_>) -> bool {
         let (endpoint, name, address) = (answer.endpoint, answer.name, answer.address);
         let names = self.endpoints.entry(endpoint).or_default();

@@ -1,6 +1,6 @@
-//! Whether a sender may ask for a name: some DNS server must exist whose queries its policy sends to
-//! the proxy, with a rule that allows the name there. The servers that rules name are tried, one for
-//! each selector, and judged as packets are.
+//! Whether a sender may ask for a name: some DNS server must exist to which the sender's policy
+//! sends queries through the proxy, with a rule that allows the name there. The servers that rules
+//! name are tried, one for each selector, and judged as packets are.
 
 use dns_policy::{name::Fqdn, pattern::Pattern};
 

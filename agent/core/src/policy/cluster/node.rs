@@ -53,8 +53,8 @@ pub struct Node {
     pub pod_blocks: BTreeSet<IpNet>,
     /// Labels of the CiliumNode or Node object.
     pub labels: BTreeMap<String, String>,
-    /// Whether the object has no labels of its Node: an agent wrote it that does not, or could not,
-    /// copy them.
+    /// Whether the object has no labels of its Node: it was written by an agent that does not, or
+    /// could not, copy them.
     pub is_unlabelled: bool,
     /// What [`HIGH_SCALE`] says, if that is a mode.
     pub high_scale: Option<TunnelMode>,

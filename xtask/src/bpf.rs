@@ -1,7 +1,7 @@
 //! `cargo xtask bpf`: builds the eBPF programs into the committed objects.
 //!
-//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that building and
-//! testing them needs no eBPF toolchain. Next to the objects lies a stamp: a hash of the sources that they were built
+//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that building and testing them needs no
+//! eBPF toolchain. Next to the objects lies a stamp: a hash of the sources that they were built
 //! from, and the compilers that built them.
 
 use std::{

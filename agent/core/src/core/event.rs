@@ -61,7 +61,7 @@ pub enum Event {
     Resolved(Vec<SourceEvent<ResolvedName>>),
     /// Warnings for the authors of the cluster's objects; the list replaces the previous one.
     ClusterWarnings(Vec<String>),
-    /// Number of Namespace objects.
+    /// How many Namespace objects there are.
     Namespaces(usize),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].
     Endpoints(SourceEvent<EndpointSpec>),

@@ -58,7 +58,7 @@ pub struct Summary {
     pub pods: usize,
     /// Pods without an identity, because no number is free.
     pub pods_without_identity: usize,
-    /// Number of Namespace objects.
+    /// How many Namespace objects there are.
     pub namespaces: usize,
     /// NetworkPolicies of Kubernetes in force.
     pub network_policies: usize,
@@ -205,7 +205,7 @@ pub struct EndpointView {
     pub id: u16,
     /// Key that the endpoint's source gave it.
     pub key: String,
-    /// Its pod, `namespace/name`.
+    /// The endpoint's pod, in the form `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     pub identity: u32,
@@ -327,7 +327,7 @@ pub struct PolicyView {
     pub key: String,
     /// File of the document; `cluster` for an object of the API server.
     pub source: String,
-    /// Warnings for its author.
+    /// Warnings for the document's author.
     pub warnings: Vec<String>,
     /// Numbers of the endpoints that it selects.
     pub endpoints: Vec<u16>,

@@ -91,7 +91,7 @@ pub(crate) struct ClusterObjects {
     pub pods: Pods,
     pub services: Services,
     pub nodes: NodeSelectors,
-    /// Number of Namespace objects.
+    /// How many Namespace objects there are.
     pub namespaces: usize,
     /// Label sets of this node that lack an object, as they were published last.
     pub wanted: Arc<WantedIdentities>,

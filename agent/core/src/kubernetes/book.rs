@@ -256,7 +256,7 @@ impl Book {
         !self.pods.is_empty()
     }
 
-    /// Number of Namespace objects.
+    /// How many Namespace objects there are.
     pub(crate) fn namespaces(&self) -> usize {
         self.namespaces.len()
     }

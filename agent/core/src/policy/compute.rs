@@ -300,7 +300,8 @@ fn without_covered(drafts: &Entries) -> Entries {
     kept.map(|(key, value)| (*key, *value)).collect()
 }
 
-/// Whether all that `narrow` matches is matched by `broad` (identity and direction equal).
+/// Whether `broad` matches everything that `narrow` matches. Both have the same identity and
+/// direction.
 pub(crate) fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
     match broad.lpm_len() {
         0 => true,

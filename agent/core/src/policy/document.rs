@@ -26,7 +26,7 @@ pub struct PolicyDocument {
     pub key: String,
     /// Where it came from, for people.
     pub source: String,
-    /// Warnings for its author.
+    /// Warnings for the document's author.
     pub warnings: Vec<String>,
     pub body: Body,
 }
@@ -118,7 +118,7 @@ impl PolicyDocument {
 pub struct PolicyError {
     /// File or directory of the document; `cluster` for an object of the API server.
     pub source_name: String,
-    /// Key, if it could be read that far: the last good version of it stays in force.
+    /// Key, if it could be read: the last good version of this document stays in force.
     pub key: Option<String>,
     /// Path of the field, for example `spec.egress[0].toFQDNs[1].matchPattern`.
     pub field: String,

@@ -28,11 +28,11 @@ pub struct Rule {
 /// One rule of an ordered list that is read before the rules of egress.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierRule {
-    /// Where its document says so, for example `spec.egress[0]`.
+    /// Path of the rule in its document, for example `spec.egress[0]`.
     pub path: Arc<str>,
     /// What happens to a packet that it covers.
     pub action: TierAction,
-    /// Destinations, the union of them; an empty list means none.
+    /// Destinations: the union of these selectors; an empty list selects none.
     pub selectors: Vec<Selector>,
     /// Ports of the destination. Empty = every protocol and port, ICMP too.
     pub ports: Vec<PortRule>,
@@ -58,7 +58,7 @@ pub struct Direction {
 /// Peers, and ports of the destination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerRule {
-    /// Where its document says so, for example `spec.egress[0]`.
+    /// Path of the rule in its document, for example `spec.egress[0]`.
     pub path: Arc<str>,
     /// Whether the rule denies instead of allowing.
     pub deny: bool,

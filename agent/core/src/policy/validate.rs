@@ -284,7 +284,7 @@ fn fqdn(field: &Field<'_>) -> Checked<Selector> {
     Ok(Selector::Fqdn(rule))
 }
 
-/// Warnings for the author of these rules, although they are valid.
+/// Warnings for the author of these rules, which are valid.
 pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut found = Vec::new();
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {

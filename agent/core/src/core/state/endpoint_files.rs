@@ -64,7 +64,7 @@ impl File {
 #[derive(Debug, Default)]
 pub(crate) struct EndpointFiles {
     files: BTreeMap<EndpointId, File>,
-    /// Files of removed endpoints.
+    /// Files of endpoints that were removed.
     left: BTreeSet<EndpointId>,
     due: BTreeSet<(BootTime, EndpointId)>,
     /// Number of the last background write.

@@ -46,7 +46,7 @@ impl Core {
         self.state.endpoints.left().iter().collect()
     }
 
-    /// How far limits are used up. Of a limit that each endpoint has for itself, the highest use
+    /// How far limits are used up. If each endpoint has such a limit for itself, the highest use
     /// counts.
     pub fn limits(&self) -> Vec<LimitView> {
         let state = &self.state;

@@ -14,7 +14,7 @@ use shared_maps::{
 use super::{policy_map::PolicyMap, spec::EndpointSpec};
 use crate::{datapath::attachment::Attachment, labels::LabelSet};
 
-/// An endpoint, and what the datapath has of it as far as planned.
+/// An endpoint, and what the datapath has of it once all plans are carried out.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub id: EndpointId,
@@ -30,11 +30,11 @@ pub(crate) struct Endpoint {
     pub former: Vec<FormerAddress>,
     /// Whether it is known only from an earlier run so far.
     pub restored: bool,
-    /// Policy map as far as planned; `None` = there is no map.
+    /// Its policy map once all plans are carried out; `None` = there is no map.
     pub policy_map: Option<PolicyMap>,
     /// Identities whose entries are not as they must be.
     pub dirty_peers: DirtyPeers,
-    /// Programs as far as planned.
+    /// Its programs once all plans are carried out.
     pub attached: Option<Attachment>,
     /// What the earlier run attached, if its programs are in force: they judge by the policy map of this run.
     pub former_programs: Option<Attachment>,

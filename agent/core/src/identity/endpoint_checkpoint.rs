@@ -105,8 +105,8 @@ impl Written {
     }
 }
 
-/// Reads `endpoint_identities.json` and `endpoint_identities.added`. Of two lines about one number,
-/// or about one label set, the later one counts. A last line without line break was never used.
+/// Reads `endpoint_identities.json` and `endpoint_identities.added`. The later one of two lines
+/// about one number, or about one label set, counts. A last line without line break was never used.
 ///
 /// # Errors Damage or a later version of the first file. A damaged second file counts up to the
 /// damage: a disk that lost power during a write leaves such a file.

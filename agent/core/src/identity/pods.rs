@@ -20,8 +20,8 @@ use crate::labels::LabelSet;
 pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more if there is one.
     fn ask(&mut self, labels: &LabelSet, now: BootTime) -> Asked;
-    /// Notes the cluster's object for a number; `None` if there is none any more. Of several objects
-    /// with one label set only the one that [counts](super::cluster_object::Precedence) is given.
+    /// Notes the cluster's object for a number; `None` if there is none any more. If several objects
+    /// have one label set, only the one that [counts](super::cluster_object::Precedence) is given.
     fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, now: BootTime);
     /// Takes the label sets whose number is new or changed: their holders ask again.
     fn renumbered(&mut self) -> BTreeSet<LabelSet>;

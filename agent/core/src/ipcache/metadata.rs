@@ -31,7 +31,7 @@ pub struct Metadata {
     identities: Vec<(Owner, IdentityId)>,
     /// Intended identity; `None` = no entry.
     pub desired: Option<IdentityId>,
-    /// Identity that the datapath has as far as planned; `None` = no entry.
+    /// Identity that the datapath has once all plans are carried out; `None` = no entry.
     pub realised: Option<IdentityId>,
     /// Whether it holds a reference to `desired`.
     pub held: bool,

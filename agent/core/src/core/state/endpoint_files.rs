@@ -108,7 +108,7 @@ impl EndpointFiles {
         self.left.insert(id);
     }
 
-    /// Whether an endpoint has a file, as far as planned.
+    /// Whether an endpoint has a file once all plans are carried out.
     pub(crate) fn exists(&self, id: EndpointId) -> bool {
         self.files.get(&id).is_some_and(File::exists)
     }

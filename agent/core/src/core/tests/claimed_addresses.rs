@@ -91,7 +91,7 @@ fn endpoints_get_their_addresses_once_those_that_had_them_moved_to_others() {
     let mut node = Node::usual();
     node.endpoint(spec("web", 7, "app=web"));
     node.endpoint(spec("next", 8, "app=web"));
-    // `last` waits for the address of `next`, which waits for that of `web`.
+    // `last` waits for the address of `next`, which waits for the address of `web`.
     node.endpoint(with_addresses("next", 18, &["10.0.0.7"]));
     node.endpoint(with_addresses("last", 19, &["10.0.0.7", "fd00::9"]));
     assert!(problem(&node).contains("10.0.0.7"), "{}", problem(&node));

@@ -543,7 +543,7 @@ proptest! {
     }
 }
 
-/// The proxy judges what goes to the Service's port too, besides the ports of DNS rules.
+/// The proxy judges queries to the Service's port too, besides those to the ports of DNS rules.
 #[test]
 fn dns_rules_follow_a_policy_about_the_port_of_a_service() {
     let restricted = serde_json::json!({

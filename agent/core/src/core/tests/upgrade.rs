@@ -187,8 +187,8 @@ fn a_number_that_would_mean_two_things_goes_to_neither() {
     check_way(&before, &node.datapath);
 }
 
-/// Two numbers whose meaning is lost mean one thing now: what one of them has in force is not
-/// for the other's addresses.
+/// Two numbers whose meaning is lost mean one thing now: the policy of one must not apply to the
+/// addresses of the other.
 #[test]
 fn two_numbers_that_would_mean_one_thing_do_not_lend_each_other_policy() {
     let of = |names: &[(&str, u16)]| {

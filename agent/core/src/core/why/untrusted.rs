@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Which kind of rule means a name.
+/// The kind of rules that name a DNS name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MeantBy {
     Firewall,
@@ -36,7 +36,7 @@ pub enum MeantBy {
 /// An address of a name. No DNS server whose answers count for these rules gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UntrustedAnswer {
-    /// Rules that mean the name.
+    /// The rules that name the DNS name.
     pub meant_by: MeantBy,
     pub name: Fqdn,
     pub address: IpAddr,

@@ -62,8 +62,8 @@ pub struct Node {
 
 impl Node {
     /// Labels of each address, and of the blocks of its pods; the node called `own` is this one
-    /// (Cilium `pkg/node/manager`, nodeIdentityLabels). Of its object's labels only those count whose
-    /// key a selector of nodes names: each combination of values is an identity.
+    /// (Cilium `pkg/node/manager`, nodeIdentityLabels). A label of its object counts only if a
+    /// selector of nodes names the label's key: each combination of values is an identity.
     pub(in crate::policy) fn address_labels(
         &self,
         own: Option<&str>,

@@ -24,8 +24,7 @@ pub(crate) struct Explicit {
 }
 
 impl Explicit {
-    /// Of the directions in which `denied` has an entry, those in which entries for everyone let a
-    /// packet pass.
+    /// The directions in which `denied` has an entry, and entries for everyone let a packet pass.
     pub(crate) fn for_denied<'a>(
         denied: impl Iterator<Item = &'a PolicyKey>,
         everyone: &Entries,

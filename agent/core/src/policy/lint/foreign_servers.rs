@@ -184,8 +184,8 @@ fn address(block: &CidrSelector) -> Option<IpAddr> {
     is_single.then(|| block.prefix.addr())
 }
 
-/// Whether a rule about `own` servers lets pods ask `server` too, as far as can be said without
-/// labels of pods.
+/// Whether a rule about `own` servers lets pods ask `server` too, as far as this can be told
+/// without labels of pods.
 fn includes(own: Option<&Selector>, server: Option<&Selector>) -> bool {
     match (own, server) {
         (None, _) => true,

@@ -432,7 +432,7 @@ fn a_list_written_as_allows_and_denies_or_with_precedences_is_wrong_in_a_quarter
         if case.list.is_empty() {
             continue;
         }
-        // Nothing else has a say.
+        // There are no other rules.
         (case.rules, case.enforced) = (Vec::new(), false);
         lists += 1;
         let plain = |(meant, rule): &(Meant, TierRule)| {

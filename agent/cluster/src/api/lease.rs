@@ -76,7 +76,7 @@ impl Sight {
             Some(seen) if seen.version == version => seen.since,
             _ => now,
         };
-        // The holder may have another setting: the duration in its Lease counts, if it is longer.
+        // The holder's setting may differ from ours: the longer duration counts.
         let declared = lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0);
         let duration = Duration::from_secs(declared).min(LONGEST);
         let duration = duration.max(terms.duration);

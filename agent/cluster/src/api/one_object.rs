@@ -15,7 +15,7 @@ use super::{
     watch::Lines,
 };
 
-/// After this time the server ends a watch, seconds. A watch without bookmarks is silent between changes,
+/// After this many seconds the server ends a watch. A watch without bookmarks is silent between changes,
 /// and [`Lines`] gives up a connection that is silent for longer.
 const WATCH_SECONDS: u32 = 100;
 /// A watch that lasted this long did not fail at its beginning.

@@ -17,7 +17,7 @@ use super::{
 
 /// While the agent stops: pause between two requests.
 const AGAIN: Duration = Duration::from_secs(1);
-/// While the agent stops: how long it requests a clear answer.
+/// While the agent stops: how long it asks for a clear answer.
 const LONGEST: Duration = Duration::from_secs(15);
 /// While the agent stops: how long it waits for an event of the watch, if it got no clear answer.
 const UNDER_WAY: Duration = Duration::from_secs(2);

@@ -43,7 +43,7 @@ struct Head {
     authorities: Vec<String>,
 }
 
-/// Reads the file. `None` if there is none. `uid` is the uid of the cluster, if a watch has seen it.
+/// Reads the file. `None` if there is no file. `uid` is the uid of the cluster, if a watch has seen it.
 pub fn read(
     path: &Path,
     origin: &Origin,

@@ -28,7 +28,7 @@ struct Observed<'a> {
     packet: &'a PacketView,
 }
 
-/// Prints the packets that the agent kept; with `--follow`, also those that come later.
+/// Prints the packets that the agent kept; with `--follow`, also later packets.
 pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
     let client = Client::new(args.client.admin_socket());
     let endpoint = match &args.endpoint.endpoint {

@@ -3,7 +3,7 @@
 //!
 //! An annotation of the CiliumNode lists the keys that were copied. So a label that vanished from the
 //! Node is removed, and a label that another program gave the CiliumNode stays. The annotation is
-//! there as soon as an agent has copied labels, also if the Node has none.
+//! there as soon as an agent has copied labels, even if the Node has none.
 
 use std::collections::{BTreeMap, BTreeSet};
 

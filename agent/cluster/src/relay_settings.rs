@@ -1,6 +1,6 @@
 //! Settings of relays and of agents that follow them, and the certificates of both sides.
 //!
-//! Relay and agent each have a certificate of one authority that signs nothing else. The names in
+//! A relay and an agent each have a certificate of one authority that signs nothing else. The names in
 //! the agents' certificates have no meaning.
 
 use std::{

@@ -20,7 +20,7 @@ pub(super) enum BaseError {
     /// The file is not valid JSON.
     #[error("is not JSON ({0}); correct it, or wait until its owner has written it")]
     Json(String),
-    /// Neither a list nor a plugin.
+    /// The file describes neither a list nor a plugin.
     #[error("has no {0}; correct it, or wait until its owner has written it")]
     Lacks(&'static str),
 }
@@ -96,7 +96,7 @@ fn list(base: &[u8]) -> Result<Map<String, Value>, BaseError> {
     Ok(list)
 }
 
-/// Entries of our file that came neither from us nor from the base of that time: those before our entry, and those
+/// Entries of our file that came neither from us nor from the base of that time: entries before our entry, and entries
 /// behind it.
 fn foreign(before: Option<&[u8]>, types: &BTreeSet<String>) -> (Vec<Value>, Vec<Value>) {
     let before: Option<Map<String, Value>> =
@@ -139,7 +139,7 @@ fn kind(plugin: &Value) -> &str {
 mod tests {
     use super::*;
 
-    /// Configurations as each network writes them, with name and version of ours.
+    /// Configurations as each network writes them, with the name and version that ours must have.
     const BASES: [(&str, &str, &str, &str); 6] = [
         (
             "flannel",

@@ -1,7 +1,7 @@
 //! Attributes of netlink messages.
 //!
 //! A number in an attribute is in network byte order. A number in a register has the machine's byte order,
-//! except one that comes from the packet, such as a port.
+//! except a number that comes from the packet, such as a port.
 
 use rtnetlink::packet_core::NlasIterator;
 
@@ -81,7 +81,7 @@ impl Attribute {
     }
 }
 
-/// Attributes in `bytes`, up to the first that is cut.
+/// Attributes in `bytes`, up to the first truncated one.
 pub(crate) fn children(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes)
         .map_while(Result::ok)

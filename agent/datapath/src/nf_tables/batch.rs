@@ -22,7 +22,7 @@ const INPUT: u32 = 1;
 const FORWARD: u32 = 2;
 /// `NF_IP_PRI_FILTER`.
 const FILTER: i32 = 0;
-/// Before `NF_BR_PRI_BRNF`, in which br_netfilter takes frames.
+/// Runs before priority `NF_BR_PRI_BRNF`, at which br_netfilter takes frames.
 const FRAMES: i32 = -300;
 
 /// The messages of a change.

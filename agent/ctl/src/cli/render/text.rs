@@ -10,7 +10,7 @@ pub(super) fn name(node: &str) -> &str {
     }
 }
 
-/// The rules of each pod, or of one.
+/// The rules of each pod, or of one pod only.
 pub(super) fn rules(node: &Node, only: Option<&PodId>) -> String {
     let mut text = String::new();
     let pods = node

@@ -96,7 +96,7 @@ fn list(base: &[u8]) -> Result<Map<String, Value>, BaseError> {
     Ok(list)
 }
 
-/// Entries of our file that came neither from us nor from the base of that time: entries before our entry, and entries
+/// Entries of our file that came neither from us nor from the base of that time: those before our entry, and those
 /// behind it.
 fn foreign(before: Option<&[u8]>, types: &BTreeSet<String>) -> (Vec<Value>, Vec<Value>) {
     let before: Option<Map<String, Value>> =

@@ -8,7 +8,7 @@
 //! | routed | the node routes it to the host-side interface |
 //! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added. For an endpoint that is found by the name of a container or interface: if the node routes it to the bridge |
 //!
-//! The same holds for the MAC of the pod's interface.
+//! The same rules decide whether the MAC of the pod's interface counts.
 //!
 //! In addition, the core refuses addresses of the node and of other endpoints.
 
@@ -33,8 +33,8 @@ pub(crate) struct Claims {
     pub named: Vec<IpAddr>,
     /// Where the endpoint was found before.
     pub known: Option<Known>,
-    /// The agent finds the endpoint by the name of a container or interface, maybe long after its start. On a bridge
-    /// it could have chosen any address meanwhile.
+    /// The agent finds the endpoint by the name of a container or interface, maybe long after the endpoint's start. On a bridge
+    /// the pod could have chosen any address meanwhile.
     pub by_itself: bool,
 }
 
@@ -197,7 +197,7 @@ mod tests {
         // The same holds if the pod removed its own address.
         let candidates = known(7, "10.0.0.7").candidates(HostSide::Port, 7, &present[..1]);
         assert_eq!(candidates, [ip("10.0.0.7")]);
-        // Another interface is another pod: the addresses that it has when it is added count.
+        // Another interface means another pod: the addresses that it has when it is added count.
         let candidates = known(6, "10.0.0.7").candidates(HostSide::Port, 7, &present);
         assert_eq!(candidates, present);
     }

@@ -1,6 +1,6 @@
 //! From "interface eth0 of network namespace pod1" to what the datapath needs.
 //!
-//! A thread of its own asks rtnetlink about the pod's namespace and about this one. It never enters the pod's namespace.
+//! A separate thread asks rtnetlink about the pod's namespace and this one. It never enters the pod's namespace.
 
 mod addresses;
 mod attributes;

@@ -168,8 +168,8 @@ struct Found {
 }
 
 impl EndpointBook {
-    /// Opens the book of a directory and of the list of endpoints added by command, which it reads. `restored` are the
-    /// endpoints of the last run on this boot. `gate` closes interfaces; with `None`, no interface can be closed. `deliver` gets
+    /// Opens the book of a directory and reads the list of endpoints added by command. `restored` are the
+    /// endpoints of the last run on this boot. `gate` closes interfaces; `None` = nothing can be closed. `deliver` gets
     /// the events; it may block while the core is busy.
     pub fn open(
         dir: Option<PathBuf>,

@@ -72,11 +72,11 @@ pub(super) enum Made {
     Others,
 }
 
-/// What became of an object that was to be deleted.
+/// The result of an attempt to delete an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deleted {
     Done,
-    /// It is not what it was, another program's, or a node still uses it.
+    /// The object changed, belongs to another program, or is still used by a node.
     Kept,
 }
 
@@ -133,7 +133,7 @@ impl Store for Objects {
 }
 
 impl Objects {
-    /// Deletes an object, if it is as this agent knows it, and nothing speaks for it.
+    /// Deletes an object, if it did not change and no node uses it.
     pub(super) async fn delete(
         &self,
         id: IdentityId,
@@ -198,7 +198,7 @@ impl Objects {
     }
 }
 
-/// The object has a number that no pod has the labels of.
+/// The error for a number whose object has other labels than expected.
 fn changed(id: IdentityId) -> RequestError {
     RequestError::Refused {
         code: 422,

@@ -15,8 +15,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 /// Files of podman's store, in each directory `DRIVER-containers`.
 const PODMAN: [&str; 2] = ["containers.json", "volatile-containers.json"];
 const DRIVER: &str = "-containers";
-/// Two changes within this time may have one timestamp: file timestamps advance with the kernel's tick, every 10 ms at
-/// most.
+/// Two changes within this time may have one timestamp: file timestamps advance with the kernel's tick (10 ms at
+/// most).
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// The names of one runtime's containers. A file is read again when it has changed.

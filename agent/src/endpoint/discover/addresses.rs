@@ -33,7 +33,7 @@ pub(crate) struct Claims {
     pub named: Vec<IpAddr>,
     /// Where the endpoint was found before.
     pub known: Option<Known>,
-    /// The agent finds the endpoint by the name of a container or interface, maybe long after the endpoint's start. On a bridge
+    /// The agent finds the endpoint by the name of a container or interface, maybe long after its start. On a bridge
     /// the pod could have chosen any address meanwhile.
     pub by_itself: bool,
 }

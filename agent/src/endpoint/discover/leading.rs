@@ -48,7 +48,7 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
     })
 }
 
-/// Names of the interfaces of `netns` by which packets leave it: ends of pairs, interfaces on top of an interface of another
+/// Names of the interfaces of `netns` by which packets leave it: ends of pairs, interfaces on top of one of another
 /// namespace, devices that were moved there, and interfaces whose packets a process or a tunnel elsewhere sends.
 pub(crate) fn ways_out(netns: &Netns) -> Result<Vec<String>, DiscoverError> {
     let of = netns.clone();

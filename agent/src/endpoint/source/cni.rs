@@ -295,7 +295,7 @@ impl EndpointBook {
         self.state.lock().remove_pods(&[id.key()], &*self.deliver)
     }
 
-    /// Removes a pod's interface when the runtime does. Returns false if there is no such endpoint. From then on the pod in
+    /// Removes a pod's interface when the runtime does. Returns false if it is not known. From then on the pod in
     /// `netns` is not searched for by its address.
     pub(crate) fn end(&self, id: &AttachmentId, netns: &Path) -> Result<bool, EndpointError> {
         let mut state = self.state.lock();

@@ -118,7 +118,7 @@ impl Gated {
         true
     }
 
-    /// Closes exactly the interfaces `leading` for a document that is not resolved. Returns the names of the closed ones.
+    /// Closes exactly the interfaces `leading` for an unresolved document. Returns the names of the closed ones.
     pub(super) fn unresolved(&mut self, key: &str, leading: &BTreeSet<u32>) -> Vec<String> {
         self.open_others(key, leading);
         let closed = leading.iter();

@@ -76,7 +76,7 @@ fn listed(addresses: &[IpAddr]) -> String {
     addresses.join(", ")
 }
 
-/// Addresses that a pod's interface has instead of the endpoint's: all addresses of a family in which the endpoint has no
+/// Addresses that a pod's interface has instead of the endpoint's: all of a family in which the endpoint has no
 /// address, or has only addresses that the interface has lost.
 fn foreign(own: &[IpAddr], present: &[IpAddr]) -> Vec<IpAddr> {
     let is_used = |address: &&IpAddr| {

@@ -14,7 +14,7 @@ use shared_maps::{EndpointId, IdentityId};
 /// For how many seconds the rules of a removed endpoint are revoked: longer than a proxy may be away and come back as
 /// the same process.
 const REVOKED: u64 = 600;
-/// For how many seconds the address of a removed endpoint stays known: its queries may still wait in a proxy's socket.
+/// Seconds for which the address of a removed endpoint stays known: its queries may still wait in a proxy's socket.
 const LINGERS: u64 = 10;
 
 /// Rules and addresses that the agent has sent, over any connection.

@@ -17,7 +17,7 @@ use crate::runner::CoreHandle;
 /// The numbers of connections that a look finds count for three intervals, and for this long at least.
 const VALID: Duration = Duration::from_secs(60);
 
-/// Rest after a look: this long, or [`REST`] times as long as the look took, whichever is longer. Only looks that are due because
+/// Rest after a look: this long, or [`REST`] times as long as the look took, whichever is longer. Only looks because
 /// of a freed address wait for its end.
 const SHORTEST_REST: Duration = Duration::from_millis(500);
 /// With this factor, endpoints that are added and removed without end take at most a tenth of a processor.

@@ -1,4 +1,4 @@
-//! The connected proxies: what the agent owes, has sent to, and has acknowledged by each.
+//! The connected proxies: the results that each waits for, and the rules that it was sent and has acknowledged.
 //!
 //! The core writes here and never waits. Rules are one table that every stream
 //! compares with what it sent last: a slow proxy skips versions, never piles

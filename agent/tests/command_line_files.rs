@@ -13,7 +13,7 @@ use holdfast_sdp::config::{Config as SdpConfig, args::Cli as SdpCli};
 
 /// Maximum width of a comment, in columns.
 const WIDTH: usize = 100;
-/// Flags that are no settings of a file.
+/// Flags that a file of settings does not have.
 const NOT_SETTINGS: [&str; 4] = ["config", "config-dir", "help", "version"];
 /// Words that YAML reads as something else than text.
 const YAML_WORDS: [&str; 8] = ["null", "yes", "no", "on", "off", "y", "n", "none"];

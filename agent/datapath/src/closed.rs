@@ -80,7 +80,7 @@ pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
 
 /// Closes host-side interfaces, and opens them again.
 pub trait Gate: Send {
-    /// Lets nothing pass an interface until the document `key` no longer keeps it closed.
+    /// Lets nothing pass an interface, on behalf of the document `key`, until [`Self::open`].
     fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError>;
     /// Puts a closed interface into the group again, if another program took it out: netfilter drops what is not
     /// judged.

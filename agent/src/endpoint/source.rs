@@ -169,7 +169,7 @@ struct Found {
 
 impl EndpointBook {
     /// Opens the book of a directory and reads the list of endpoints added by command. `restored` are the
-    /// endpoints of the last run on this boot. `gate` closes interfaces; `None` = nothing can be closed. `deliver` gets
+    /// endpoints of the last run on this boot. `gate` closes interfaces; `None` = no closing. `deliver` gets
     /// the events; it may block while the core is busy.
     pub fn open(
         dir: Option<PathBuf>,

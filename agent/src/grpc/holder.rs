@@ -1,6 +1,6 @@
 //! Follows the processes that hold leases, and ends the leases of a process that has ended.
 //!
-//! The end of a mapping stream says nothing about the process behind it: the process may go on answering under the leases that
+//! The end of a mapping stream says nothing about the process behind it: it may go on answering under leases that
 //! it has. The agent sees the end of the process through its pidfd.
 
 use std::{

@@ -35,7 +35,7 @@ use crate::runner::{CoreHandle, identity_feed::IdentityFeed};
 
 /// Name of the Lease.
 pub(super) const LEASE: &str = "holdfast-identities";
-/// A new label set is tried within this time, so that agents of replicas that start together do not send requests at the same moment.
+/// A new label set is tried within this time, so that agents of new replicas spread their requests.
 const SPREAD: Duration = Duration::from_millis(50);
 /// A label set whose object exists, but whose number the core does not know yet, or that has no number left, is tried
 /// again after this time.

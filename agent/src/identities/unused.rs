@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_goes_back_deletes_nothing_early_and_keeps_nothing_for_ever() {
-        // Instants are of the monotonic clock, which goes on when the time of day is set; this is a clock that does not.
+        // Instants come from the monotonic clock, which goes on when the time of day is set. This test's clock does not.
         let start = Instant::now() + Duration::from_hours(3);
         let mut unused = Unused::default();
         let one = object(300, "a");

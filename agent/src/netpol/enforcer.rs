@@ -96,7 +96,7 @@ pub(super) struct Enforcer {
     pub(super) owners: Mutex<Owners>,
 }
 
-/// What is due.
+/// The work that is due.
 #[derive(Debug)]
 struct Due {
     /// Whether the kernel's table may differ from the state.

@@ -91,7 +91,7 @@ pub struct NetpolWhy {
     pub to: IpSide,
     /// Destination port and protocol; `None` = no port was asked for.
     pub port: Option<String>,
-    /// Whether the connection may be opened (without a port: at some port). False while the policies are not in force.
+    /// Whether the connection may be opened (without a port: at some port). False while policies are not in force.
     pub allowed: bool,
     /// Whether the policies allow the connection at none of the ports in question.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Which pods the addresses of this node belong to, stored for the next run: an address that has another pod in the next run
+//! Which pods the addresses of this node belong to, stored for the next run: an address with another pod by then
 //! still has tracked connections of the former pod.
 
 use std::{

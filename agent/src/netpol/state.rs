@@ -83,7 +83,7 @@ pub(super) struct State {
     reconsidered: Instant,
 }
 
-/// Least time between two considerations, in seconds and as a multiple of the time that one takes.
+/// Least time between two such considerations, and the same as a multiple of the time that one takes.
 const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
 
 /// An enforcer that has not run for this long hangs: a change of a million elements takes a second.

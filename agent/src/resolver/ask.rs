@@ -43,7 +43,7 @@ pub struct Families {
 
 /// Asks each server for the addresses of a name, at the same time.
 ///
-/// A server that answers outweighs one that does not. Between A and AAAA records, addresses
+/// A server that answers outweighs a silent one. Between A and AAAA records, addresses
 /// outweigh a failure, and a failure outweighs an answer without addresses.
 pub async fn look_up(name: &Fqdn, servers: &[SocketAddr], families: Families) -> Outcome {
     let kinds = [(TYPE_A, families.ipv4), (TYPE_AAAA, families.ipv6)];

@@ -17,7 +17,7 @@ use super::object::{AddressStatus, GRACE, ObjectKey, Resolver, Settings, Status,
 /// Longest wait for the next look-up, and the time after which a name without addresses is looked
 /// up again.
 pub(crate) const LONGEST: Duration = Duration::from_secs(30 * 60);
-/// How far the clocks of nodes may differ, seconds.
+/// How many seconds the clocks of nodes may differ.
 const SKEW: u32 = 60;
 /// Maximum number of DNS servers that one look-up asks, if the name has several addresses.
 const FAN_OUT: usize = 5;
@@ -67,7 +67,7 @@ pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration
     }
 }
 
-/// There is no DNS server to ask.
+/// The error that there is no DNS server to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no servers: no DNS server is trusted or ready; give --dns-server, or see --dns-service")]
 pub struct NoServers;
@@ -92,7 +92,7 @@ pub(crate) fn servers_to_ask(
 pub(crate) enum Ended {
     /// A server answered: with addresses, with NXDOMAIN or without addresses.
     Answered,
-    /// All servers were silent or failed: tried again soon.
+    /// All servers were silent or failed: the name is looked up again soon.
     Failed,
 }
 
@@ -145,7 +145,7 @@ impl Schedule {
         }
     }
 
-    /// An object is new or changed.
+    /// Takes a new or changed object.
     pub(crate) fn apply(&mut self, object: &Resolver, now: UnixTime) {
         let mut names = BTreeMap::from([(object.name.clone(), (0, None))]);
         for entry in &object.status.names {
@@ -180,7 +180,7 @@ impl Schedule {
         }
     }
 
-    /// An object is gone: its names are forgotten unless another object has them.
+    /// Removes an object. Its names are forgotten unless another object has them.
     pub(crate) fn remove(&mut self, key: &ObjectKey) {
         self.left_out.remove(key);
         for name in self.objects.remove(key).unwrap_or_default() {
@@ -292,7 +292,7 @@ impl Schedule {
         }
     }
 
-    /// A look-up of a taken name ended.
+    /// Notes that the look-up of a taken name ended.
     pub(crate) fn ended(&mut self, name: &Fqdn, ended: Ended, now: UnixTime) {
         let Some(planned) = self.planned.get_mut(name) else {
             return;
@@ -306,7 +306,7 @@ impl Schedule {
         self.plan(name, now);
     }
 
-    /// A taken name could not be asked for: this is no look-up, and it is tried again after
+    /// Notes that a taken name could not be looked up: the name is tried again after
     /// [`Settings::min_ttl`].
     pub(crate) fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
         let Some(planned) = self.planned.get_mut(name) else {
@@ -347,7 +347,7 @@ impl Schedule {
         self.planned.is_empty()
     }
 
-    /// Names that are not planned because there are [`MAX_PLANNED`].
+    /// Number of names that are not planned because there are [`MAX_PLANNED`] already.
     pub(crate) fn left_out(&self) -> usize {
         self.left_out.values().sum()
     }

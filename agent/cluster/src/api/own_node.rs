@@ -33,10 +33,10 @@ mod pace;
 const LOOK: Duration = Duration::from_secs(5);
 /// Pause between two looks at the objects in the cluster.
 const AGAIN: Duration = Duration::from_secs(600);
-/// This pause while the Node has no block of pods, which it gets soon after it was made, and while the
+/// Pause while the Node has no block of pods, which it gets soon after it was made, and while the
 /// changes of its labels cannot be followed.
 const AGAIN_SOON: Duration = Duration::from_secs(60);
-/// This pause after a write that failed.
+/// Pause after a write that failed.
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(30);
 
 /// The node that the object is about.

@@ -4,8 +4,8 @@
 //! usually below /run, and is empty after a boot, or when the service manager removed it: then these
 //! files are the list.
 //!
-//! An endpoint of `--endpoint-dir` has a file here only while its interface is gone and its document is still there. The file
-//! keeps where the endpoint was found last, so that the next run of the agent also closes an interface that takes that place.
+//! An endpoint of `--endpoint-dir` has a file here only while its interface is gone and its document exists. The
+//! file says where the endpoint was found last, so that the next run also closes an interface that takes that place.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

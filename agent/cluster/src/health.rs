@@ -79,7 +79,7 @@ pub struct ClusterView {
     /// is not ready yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup_taint: Option<String>,
-    /// Nodes that had an agent and have none now.
+    /// Nodes that had an agent and have no agent now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes_without_agent: Vec<NodeWithoutAgent>,
     /// Why refused objects are not reported in the cluster; `None` = they are, or no object is refused.
@@ -92,7 +92,7 @@ pub struct ClusterView {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct NodeWithoutAgent {
     pub node: String,
-    /// For how long this agent has seen no agent there, seconds.
+    /// For how many seconds this agent has seen no agent there.
     pub seconds: u64,
 }
 
@@ -349,7 +349,7 @@ impl ClusterHealth {
         }
     }
 
-    /// The nodes that had an agent and have none now.
+    /// Takes the nodes that had an agent and have no agent now.
     pub fn set_unattended(&self, nodes: BTreeSet<String>) {
         let now = Instant::now();
         let mut known = self.unattended.lock();

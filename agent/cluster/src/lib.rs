@@ -37,7 +37,7 @@ use tokio::sync::{mpsc, watch as channel};
 
 use crate::{health::ClusterHealth, refusals::Refusals, resource::Resource};
 
-/// Where the API server is, and the account for requests to it.
+/// Where the API server is, and with which account it is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[allow(rustdoc::bare_urls, reason = "texts of --help")]
 pub struct ApiSettings {

@@ -1,4 +1,4 @@
-//! Closed interfaces, which nothing passes: those of pods that the agent has not found.
+//! Closed interfaces, which no packet passes: interfaces of pods that the agent has not found.
 //!
 //! ```text
 //!  <bpf-root>/holdfast/links/closed/<document>/in_<ifindex>         ingress
@@ -85,7 +85,7 @@ pub trait Gate: Send {
     /// Puts a closed interface into the group again, if another program took it out: netfilter drops what is not
     /// judged.
     fn keep(&mut self, ifindex: u32) -> Result<(), ProgramError>;
-    /// Ends the closing of an interface by the document `document`.
+    /// Opens an interface, unless a document other than `document` keeps it closed.
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError>;
     /// Interfaces that documents keep closed.
     fn closed(&self) -> io::Result<Closed>;

@@ -113,7 +113,7 @@ impl Filter {
     }
 }
 
-/// Where a filter runs among those of its interface.
+/// Where a filter runs among the filters of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Before all filters that give way.

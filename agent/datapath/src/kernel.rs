@@ -205,7 +205,7 @@ impl KernelDatapath {
         Self::prepare_warm(config, files, None)
     }
 
-    /// As [`Self::prepare`], with programs that were loaded ahead.
+    /// Like [`Self::prepare`], with programs that were loaded ahead.
     pub fn prepare_warm(
         config: &KernelConfig,
         files: Box<dyn Datapath>,

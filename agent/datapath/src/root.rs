@@ -78,7 +78,7 @@ impl BpfRootLock {
                 root: root.to_owned(),
                 dir: pins::wait(dir).map_err(failed_at(root))?,
             };
-            // The directory may have been replaced in the meantime: then others lock the new one.
+            // If the directory was replaced in the meantime, other agents lock the new one.
             if lock.is_in_place() {
                 return Ok(lock);
             }

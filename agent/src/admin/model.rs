@@ -76,7 +76,7 @@ pub struct Status {
     pub started_open: Vec<StartedOpen>,
 }
 
-/// Answer to `/v1/policies`: the documents in force and those that were refused.
+/// Answer to `/v1/policies`: the documents in force and the refused documents.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Policies {
     pub policies: Vec<PolicyView>,

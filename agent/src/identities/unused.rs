@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_goes_back_deletes_nothing_early_and_keeps_nothing_for_ever() {
-        // Instants come from the monotonic clock, which goes on when the time of day is set. This test's clock does not.
+        // The kernel's monotonic clock never goes back. The clock of this test does.
         let start = Instant::now() + Duration::from_hours(3);
         let mut unused = Unused::default();
         let one = object(300, "a");

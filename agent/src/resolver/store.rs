@@ -79,7 +79,7 @@ pub enum Observers {
     /// Only the agent that leads.
     Leader,
     /// Every agent: the store compares versions. An agent that follows writes an observation only if it has an
-    /// address that the object does not have. The leader renews known addresses: if each node wrote for each TTL, load
+    /// address that the object does not have. The leader renews known ones: if each node wrote for each TTL, the load
     /// would grow with the cluster.
     Every,
 }

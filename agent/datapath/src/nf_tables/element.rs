@@ -1,4 +1,4 @@
-//! Sets and their elements in the kernel's form, both ways.
+//! Sets and their elements in the kernel's form: encoding and decoding.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ fn declaration(flags: u32, first: Type, second: Option<Type>) -> Vec<Attribute> 
         Attribute::number(SET_KEY_TYPE, number),
         Attribute::number(SET_KEY_LENGTH, length),
     ];
-    // The kernel does not list flags of which none is set.
+    // The kernel does not list the attribute if no flag is set.
     if flags != 0 {
         attributes.push(Attribute::number(SET_FLAGS, flags));
     }

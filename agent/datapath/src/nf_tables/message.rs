@@ -149,7 +149,7 @@ pub(crate) struct Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Chain,
-    /// A set or a map: names of both are in one space.
+    /// A set or a map: no map has the name of a set.
     Set,
     Counter,
 }

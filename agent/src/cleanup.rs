@@ -35,7 +35,7 @@ const NAMES_OF_OURS: &str = "hf_";
 const PROXIES: &str = "sdp";
 /// The kinds of file systems that the kernel has.
 const FILE_SYSTEMS: &str = "/proc/filesystems";
-/// Names in the state directory that are those of `netpol run`.
+/// Names in the state directory that belong to `netpol run`.
 const NETPOL: [&str; 2] = ["netpol", "netpol-admin.sock"];
 
 /// Where agents of this node have their files.
@@ -125,7 +125,7 @@ enum Refused {
         root = .root.display()
     )]
     AgentRuns { root: PathBuf, pid: String },
-    /// The directories are not those of the node, or cannot be used.
+    /// The directories do not belong to the node, or cannot be used.
     #[error(
         "{0}; in a pod of `kubectl debug node` give --host-root /host, so that the directories are \
          the node's"
@@ -305,7 +305,7 @@ fn counted(count: usize, one: &str, of: &str, dir: &Path) -> Option<String> {
     (count > 0).then(|| format!("{count} {noun} {of} in {}", dir.display()))
 }
 
-/// Removes the pins of links and programs, which detaches those of links. Returns their number.
+/// Removes the pins of links and programs, which detaches the linked programs. Returns their number.
 fn remove_links(dir: &Path) -> io::Result<usize> {
     let count = files_below(dir)?;
     present(fs::remove_dir_all(dir))?;
@@ -352,7 +352,7 @@ fn is_our_map(name: &str) -> bool {
 }
 
 /// Removes the agent's files. Its lock stays until the process ends, and so does the directory, which
-/// may be a mount. With `netpol_runs`, the files of `netpol run` stay. Gives how many entries of the directory were removed, without the lock.
+/// may be a mount. With `netpol_runs`, the files of `netpol run` stay. Gives the number of removed entries.
 fn remove_state(dir: &Path, netpol_runs: bool) -> io::Result<usize> {
     let mut count = 0;
     for entry in fs::read_dir(dir)? {

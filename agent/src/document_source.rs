@@ -1,4 +1,4 @@
-//! The task that reads documents, those of `--policy-dir` and those of the cluster, and passes their
+//! The task that reads the documents of `--policy-dir` and of the cluster, and passes their
 //! changes to a [`Consumer`].
 
 pub(crate) mod core_feed;

@@ -106,7 +106,7 @@ pub struct ProxyView {
     pub instance: String,
     /// `mappings`, `rules`, `builtin` or `fqdndata`.
     pub kind: String,
-    /// Process at the other end, where known.
+    /// Process at the other end, if it is known.
     pub pid: Option<i32>,
     /// Revision of the rules that was sent last; 0 for streams without rules.
     pub sent_revision: u64,

@@ -33,7 +33,7 @@ use self::store::Names;
 
 /// Root directory of docker.
 const DOCKER_ROOT: &str = "/var/lib/docker";
-/// Directories in which OCI runtimes have a directory for each container: those of podman and CRI-O, and docker's.
+/// Directories in which the OCI runtimes of podman, CRI-O and docker have a directory for each container.
 const STATES: [&str; 3] = ["/run/runc", "/run/crun", "/run/docker/runtime-runc/moby"];
 
 /// Hexadecimal digits of an id that podman gives.

@@ -45,7 +45,7 @@ pub struct About {
     pub epoch: Epoch,
     /// Port that DNS is redirected to.
     pub proxy_port: u16,
-    /// Shortest time for which a learned address is valid, seconds.
+    /// Shortest time for which a learned address is valid, in seconds.
     pub min_ttl: u32,
     /// Directory of this agent's files.
     pub state_dir: PathBuf,

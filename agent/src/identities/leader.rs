@@ -1,5 +1,5 @@
-//! The one agent that looks after all objects: it deletes those that no pod has used for a long time, and makes
-//! those of pods whose nodes have no agent.
+//! The one agent that looks after all objects: it deletes objects that no pod has used for a long time, and makes
+//! objects for pods whose nodes have no agent.
 
 use std::{
     sync::Arc,

@@ -54,7 +54,7 @@ pub(crate) struct Settings {
     pub(crate) lease: Duration,
 }
 
-/// Starts both tasks. Returns what they show.
+/// Starts both tasks. Returns their state for `status` and metrics.
 pub(crate) fn start(
     settings: Settings,
     feed: &IdentityFeed,
@@ -104,7 +104,7 @@ pub(crate) fn start(
     shared
 }
 
-/// Makes one object after the other.
+/// Makes objects, one at a time.
 #[derive(Debug)]
 struct Maker<S> {
     objects: S,

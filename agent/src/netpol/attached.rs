@@ -50,14 +50,14 @@ impl Known {
     }
 }
 
-/// The pods of the plugin, besides those of documents.
+/// The pods of the plugin, and what documents say about pods.
 #[derive(Debug)]
 pub(super) struct Attached {
     node: Arc<str>,
     pods: BTreeMap<PodId, AttachedPod>,
     /// The pod that each address belongs to.
     held: BTreeMap<IpAddr, PodId>,
-    /// Pods of documents that may run on this node, and those that lost an address to a pod of the plugin.
+    /// Pods of documents that may run on this node, or that lost an address to a pod of the plugin.
     known: BTreeMap<PodId, Known>,
 }
 

@@ -274,7 +274,7 @@ impl State {
         tables
     }
 
-    /// Addresses of the pods of this node, with those that the CNI plugin just added.
+    /// Addresses of the pods of this node, with the addresses that the CNI plugin just added.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pipeline.pods().values();
         let pods = pods.flat_map(|pod| pod.addresses.iter());

@@ -1,4 +1,4 @@
-//! The objects as the resolver sees them: those of the store, with answers that are not written
+//! The objects as the resolver sees them: the store's objects, with answers that are not written
 //! yet.
 
 mod held;

@@ -87,7 +87,7 @@ pub enum Observers {
 /// Whether this agent writes objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// Another agent leads, or none does.
+    /// Another agent leads, or no agent does.
     #[default]
     Follows,
     /// This agent looks names up, and creates, writes and deletes objects.

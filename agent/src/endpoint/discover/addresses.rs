@@ -47,7 +47,7 @@ pub(crate) struct Known {
     pub addresses: Vec<IpAddr>,
     /// Accepted IPv6 link-local addresses of the pod's interface.
     pub link_locals: Vec<Ipv6Addr>,
-    /// The MAC that counted; all zero if none did.
+    /// The MAC that counted; all zero if no MAC counted.
     pub mac: [u8; 6],
 }
 

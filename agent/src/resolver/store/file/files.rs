@@ -200,7 +200,7 @@ impl Files {
         Ok(())
     }
 
-    /// Files that are set aside, by this run or another one. The reason is known only for those of this run.
+    /// Files that are set aside, by this run or another one. The reason is known only for files of this run.
     fn find_aside(&mut self) -> Result<(), StoreError> {
         let entries = fs::read_dir(&self.dir).map_err(|error| failed(&self.dir, &error))?;
         let files = entries.filter_map(|entry| {

@@ -278,7 +278,7 @@ impl State {
         self.gated.resolved(key, ifindex);
     }
 
-    /// Closes the interfaces that lead to the pod of a document that cannot be resolved, except interfaces of endpoints.
+    /// Closes the interfaces that lead to the pod of an unresolved document, except interfaces of endpoints.
     /// Returns the names of the closed ones.
     fn close_unresolved(
         &mut self,

@@ -1,4 +1,4 @@
-//! The admin interface: JSON over HTTP/1 on a unix socket of its own.
+//! The admin interface: JSON over HTTP/1 on its own Unix socket.
 
 mod clean;
 pub mod client;

@@ -1,4 +1,4 @@
-//! Composition root: everything the agent is made of, in start order.
+//! Composition root: all parts of the agent, in start order.
 //!
 //! ```text
 //! run ─► kernel: maps, programs, routes ─► Agent::start
@@ -61,7 +61,7 @@ use crate::{
 
 /// Socket of a Cilium agent.
 const CILIUM_SOCKET: &str = "/var/run/cilium/cilium.sock";
-/// Between two looks whether each pod is an endpoint.
+/// Pause between two checks whether each pod is an endpoint.
 const TAKEN_IN: Duration = Duration::from_secs(2);
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
@@ -174,7 +174,7 @@ async fn own(
     Ok((Ownership::new(root, state), begin))
 }
 
-/// Dependencies of an agent: those of the kernel, or of a test.
+/// Dependencies of an agent, made for the kernel or for a test.
 pub struct Parts {
     pub files: StateFiles,
     pub maps: Globals,
@@ -196,7 +196,7 @@ pub struct Parts {
     pub taken_over: bool,
 }
 
-/// Tasks of an agent that did not end.
+/// Number of tasks that did not end.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} tasks did not stop within {GRACE:?}; they end with the process")]
 pub struct TasksLeft(usize);
@@ -218,7 +218,7 @@ pub struct Agent {
     rim_stop: CancellationToken,
 }
 
-/// What every part of the rim has.
+/// What all parts around the core share.
 struct Rim {
     core: CoreHandle,
     proxies: Proxies,
@@ -227,11 +227,11 @@ struct Rim {
     tasks: TaskTracker,
     /// Ends the sources and the pages.
     stop: CancellationToken,
-    /// Ends what serves proxies, after the sources.
+    /// Ends the tasks that serve proxies, after the sources.
     rim_stop: CancellationToken,
 }
 
-/// Objects that parts of the node follow.
+/// Receivers of the objects that parts of the agent follow.
 struct Followed {
     local: watch::Receiver<Arc<LocalPods>>,
     high_scale: watch::Receiver<HighScaleView>,
@@ -357,7 +357,7 @@ impl Agent {
         Ok(rim.into_agent(thread, builtin, streams, followed))
     }
 
-    /// Keeps the node's part of the datapath as it shall be.
+    /// Keeps the node's part of the datapath in its wanted state.
     fn look_after(&self, node: NodeParts) {
         let stop = self.stop.clone();
         self.tasks

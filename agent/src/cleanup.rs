@@ -1,4 +1,4 @@
-//! Takes everything that agents have put on this node off it.
+//! Removes everything that agents have put on this node.
 //!
 //! The CNI configuration goes first, so that new pods start without the agent. Then the programs: from
 //! then on the pods are open. Then what only the programs need.
@@ -35,7 +35,7 @@ const NAMES_OF_OURS: &str = "hf_";
 const PROXIES: &str = "sdp";
 /// The kinds of file systems that the kernel has.
 const FILE_SYSTEMS: &str = "/proc/filesystems";
-/// Names in the state directory that are those of `netpol run`.
+/// Names in the state directory that belong to `netpol run`.
 const NETPOL: [&str; 2] = ["netpol", "netpol-admin.sock"];
 
 /// Where agents of this node have their files.
@@ -77,7 +77,7 @@ pub(crate) struct Cleaned {
 }
 
 impl Cleaned {
-    /// Notes the result of a part: what was there and was removed, or why it is left.
+    /// Notes the result of a part: what was removed, or why it is left.
     fn part<E: fmt::Display>(&mut self, what: &str, result: Result<Option<String>, E>) {
         match result {
             Ok(removed) => self.removed.extend(removed),
@@ -118,14 +118,14 @@ pub struct HostRootError {
 /// Why a clean-up was refused. Nothing was removed.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    /// Its policy is in force.
+    /// An agent runs, whose policy is in force.
     #[error(
         "an agent (pid {pid}) runs on the BPF root {root}; end it first: in a cluster take the node \
          from agent.nodeSelector, elsewhere stop its service",
         root = .root.display()
     )]
     AgentRuns { root: PathBuf, pid: String },
-    /// The directories are not those of the node, or cannot be used.
+    /// The directories do not belong to the node, or cannot be used.
     #[error(
         "{0}; in a pod of `kubectl debug node` give --host-root /host, so that the directories are \
          the node's"
@@ -151,7 +151,7 @@ impl From<RootError> for Refused {
 /// Makes the node's root that of this process, so that links on the node lead to files of the node.
 ///
 /// # Errors
-/// It is no directory, or this process may not do it.
+/// The root is no directory, or this process lacks the right.
 pub fn enter(host_root: &Path) -> Result<(), HostRootError> {
     if host_root == Path::new("/") {
         return Ok(());
@@ -216,7 +216,7 @@ fn report(cleaned: Cleaned) -> anyhow::Result<()> {
     Ok(cleaned.result()?)
 }
 
-/// The same for a caller that holds the locks of both directories.
+/// Cleans up for a caller that holds the locks of both directories.
 pub(crate) async fn everything(places: &Places) -> Cleaned {
     let mut cleaned = Cleaned::default();
     the_cni_configuration(places, &mut cleaned);
@@ -259,7 +259,7 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let text = |count| counted(count, "pinned map", "of the agent", &globals);
     cleaned.part(&globals.display().to_string(), removed.map(text));
     let store = &places.endpoint_store;
-    // As the agent named its state directory when it wrote them.
+    // The path with which the agent stored them.
     let removed = stored::remove_all(store, &places.state_dir.join("state"));
     let text = |count| counted(count, "file", "of added endpoints", store);
     cleaned.part(&store.display().to_string(), removed.map(text));
@@ -270,7 +270,7 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     cleaned
 }
 
-/// Removes the configuration of the CNI plugin: without a program that answers it, no pod starts.
+/// Removes the configuration of the CNI plugin: if no program answers the plugin, no pod starts.
 fn the_cni_configuration(places: &Places, cleaned: &mut Cleaned) {
     if let Some(dir) = &places.cni_conf_dir {
         let what = format!("the CNI configuration in {}", dir.display());
@@ -305,7 +305,7 @@ fn counted(count: usize, one: &str, of: &str, dir: &Path) -> Option<String> {
     (count > 0).then(|| format!("{count} {noun} {of} in {}", dir.display()))
 }
 
-/// Removes the pins of links and programs, which detaches those of links. Gives how many there were.
+/// Removes the pins of links and programs, which detaches the linked programs. Returns their number.
 fn remove_links(dir: &Path) -> io::Result<usize> {
     let count = files_below(dir)?;
     present(fs::remove_dir_all(dir))?;
@@ -352,7 +352,7 @@ fn is_our_map(name: &str) -> bool {
 }
 
 /// Removes the agent's files. Its lock stays until the process ends, and so does the directory, which
-/// may be a mount. With `netpol_runs`, the files of `netpol run` stay. Gives how many entries of the directory were removed, without the lock.
+/// may be a mount. With `netpol_runs`, the files of `netpol run` stay. Gives the number of removed entries.
 fn remove_state(dir: &Path, netpol_runs: bool) -> io::Result<usize> {
     let mut count = 0;
     for entry in fs::read_dir(dir)? {
@@ -428,7 +428,7 @@ mod tests {
         };
         assert_eq!(left(&globals), ["cilium_lb4_services_v2"]);
         assert_eq!(left(&state), [PROXIES]);
-        // Without the others' map the directories go as well; what is gone is no error.
+        // Without the other program's map, the directories go too. Missing files are no error.
         fs::remove_file(globals.join("cilium_lb4_services_v2")).unwrap();
         assert_eq!(remove_maps(&globals).unwrap(), 0);
         assert_eq!(remove_maps(&globals).unwrap(), 0);

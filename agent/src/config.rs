@@ -1,4 +1,4 @@
-//! What the agent was asked to do: its settings, from flags and environment that are checked once.
+//! The agent's settings, from flags and environment, which are checked once.
 
 mod allocation_args;
 pub mod args;
@@ -76,7 +76,7 @@ impl ConfigError {
 pub struct Config {
     /// The flags, for all settings that need no further check.
     pub flags: RunArgs,
-    /// What the core decides by. Boot and start are those of the run, which adds them.
+    /// Settings of the core, without boot id and start count, which the run adds.
     pub core: CoreConfig,
     /// The API server that the cluster is read from.
     pub kubernetes: Option<ApiSettings>,
@@ -116,7 +116,7 @@ impl Config {
         }
     }
 
-    /// As [`SourceArgs::startup_taint`].
+    /// Key of the startup taint; see [`SourceArgs::startup_taint`].
     pub(crate) fn startup_taint(&self) -> Option<&str> {
         self.flags.cluster.source.startup_taint()
     }

@@ -336,7 +336,7 @@ fn put_in_force(
     }
 }
 
-/// A result as the proxy's sink has it.
+/// Converts a result to the type of the proxy's sink.
 fn to_sink(result: &MappingResult) -> sink::MappingResult {
     sink::MappingResult {
         sequence: result.sequence,
@@ -420,7 +420,7 @@ mod tests {
         tokio::join!(maintenance.run(stop.clone()), mode_follows);
     }
 
-    /// Another thread watches: a reader that sees a table must already find its
+    /// Another thread checks: a reader that sees a table must already find its
     /// revision in the sink, or a lease of older rules would release an answer.
     #[test]
     fn leases_are_judged_by_new_rules_before_these_are_in_force() {

@@ -120,7 +120,7 @@ impl DocumentDir {
         &self.dir
     }
 
-    /// Names of the document files. `has_documents`: some were read before, by this run or by the
+    /// Names of the document files. `has_documents`: documents were read before, by this run or by the
     /// last one.
     pub(crate) fn list(&mut self, has_documents: bool) -> Result<BTreeSet<String>, ListError> {
         let before = Identity::of(&self.dir)?;

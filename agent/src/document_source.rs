@@ -1,4 +1,4 @@
-//! The task that reads documents, those of `--policy-dir` and those of the cluster, and passes their
+//! The task that reads the documents of `--policy-dir` and of the cluster, and passes their
 //! changes to a [`Consumer`].
 
 pub(crate) mod core_feed;
@@ -38,7 +38,7 @@ use crate::{policy_dir::PolicyDir, watched_dir::WatchedDir};
 
 /// Batches of watches that are routed at once.
 const BATCHES: usize = 64;
-/// Most objects that the task reads itself: less work than passing them to another thread and back.
+/// Maximum objects that the task reads itself: passing so few to another thread and back is more work.
 const FEW: usize = 16;
 /// How long the watches may take for their first lists before a stored listing stands in.
 const STANDS_IN: Duration = Duration::from_secs(15);
@@ -69,7 +69,7 @@ pub(crate) struct Sources {
     pub(crate) directory: Option<(WatchedDir, PolicyDir)>,
     /// The watches of the cluster.
     pub(crate) cluster: Option<Watches>,
-    /// State directory, and the cluster whose listing is stored there; none = nothing is stored.
+    /// State directory, and the cluster whose listing is stored there; `None` = nothing is stored.
     pub(crate) stored: Option<(PathBuf, Origin)>,
     /// Whether this agent reports the object of a key in the cluster.
     pub(crate) reports: fn(&str) -> bool,
@@ -102,11 +102,11 @@ struct Reader<C> {
     consumer: C,
     reports: fn(&str) -> bool,
     has_listed: bool,
-    /// Where changes of the cluster go that are to be stored.
+    /// Takes changes of the cluster that have to be stored.
     pending: Arc<Pending>,
     /// The stored listing that has begun to stand in, until it is reported.
     stood_in: Option<StoodIn>,
-    /// The stored listing was found to be of another cluster.
+    /// Whether the stored listing describes another cluster.
     is_foreign: bool,
 }
 
@@ -343,9 +343,9 @@ async fn follow<C: Consumer>(
 struct Inputs {
     watched: Option<WatchedDir>,
     watches: Option<Watches>,
-    /// State directory, and the cluster whose listing is stored there; none = nothing is stored.
+    /// State directory, and the cluster whose listing is stored there; `None` = nothing is stored.
     stored: Option<(PathBuf, Origin)>,
-    /// When the stored listing stands in. `None` if it is not to be read, or not again.
+    /// When the stored listing stands in. `None` if it must not be read, or was already read.
     stands_in: Option<Instant>,
 }
 
@@ -424,7 +424,7 @@ async fn changed(watched: Option<&WatchedDir>) {
     }
 }
 
-/// Returns at this time; never if there is none.
+/// Returns at this time; never for `None`.
 async fn reached(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

@@ -1,4 +1,4 @@
-//! What the datapath reports of packets: read from its ring, kept for a while.
+//! The datapath's reports about packets: read from its ring and kept for a while.
 
 use std::{
     collections::VecDeque,

@@ -1,5 +1,5 @@
 //! The services for DNS proxies: the native one on a unix socket, Cilium's on
-//! loopback. Generated types stay in here.
+//! loopback. Generated types are used in this module only.
 
 pub(crate) mod bounded;
 pub mod convert;

@@ -48,15 +48,15 @@ pub(crate) struct Health {
     pub maps: Globals,
     /// Counters of the built-in proxy, where one runs.
     pub builtin: Option<Stats>,
-    /// How the node's part of the datapath is.
+    /// State of the node's part of the datapath.
     pub conditions: Conditions,
-    /// How the watches of the cluster are, if it is a source.
+    /// State of the watches, if the cluster is a source.
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
     /// What makes CiliumIdentity objects.
     pub identities: Option<Identities>,
-    /// The tunnel between nodes; none = this node has no part in it.
+    /// The tunnel between nodes; `None` = this node has no part in it.
     pub tunnel: Option<TunnelStatus>,
     /// Limits and counters of the connections of every socket.
     pub listeners: Listeners,

@@ -1,4 +1,4 @@
-//! CiliumIdentity objects: this agent makes those that the label sets of its pods lack, and one agent of the
+//! CiliumIdentity objects: this agent makes the missing objects of its pods' label sets, and one agent of the
 //! cluster looks after all of them.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! A thread with an async runtime of its own, for tasks that no other task may delay.
+//! A thread with its own async runtime, for tasks that no other task may delay.
 
 use std::{io, thread};
 

@@ -37,7 +37,7 @@ label! {
 }
 
 impl Listener {
-    /// Connections at once. A node has a few proxies with one connection each; the pods of a node
+    /// Maximum connections at once. A node has a few proxies with one connection each; the pods of a node
     /// may all start at the same time.
     fn connections(self) -> usize {
         match self {
@@ -47,7 +47,7 @@ impl Listener {
         }
     }
 
-    /// Descriptors of one connection: those of proxies have one of the process, and one more while
+    /// Descriptors of one connection: a proxy's connection also has one of the process, and one more while
     /// a write waits.
     fn descriptors(self) -> usize {
         match self {
@@ -73,7 +73,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Below the limit on descriptors of this process. With a low one, each socket has fewer
+    /// Limits that fit this process's limit on descriptors. If that is low, each socket has fewer
     /// connections.
     pub fn new(limit: usize) -> Self {
         let wanted = wanted();
@@ -93,7 +93,7 @@ impl Listeners {
         listeners
     }
 
-    /// The limit on descriptors is too low: for `status`.
+    /// Why the limit on descriptors is too low, for `status`.
     pub fn problem(&self) -> Option<String> {
         let enough = reserved();
         (self.limit < enough).then(|| {
@@ -106,7 +106,7 @@ impl Listeners {
         })
     }
 
-    /// Descriptors that the agent may have open.
+    /// Maximum descriptors that the agent may have open.
     pub fn limit(&self) -> usize {
         self.limit
     }
@@ -124,7 +124,7 @@ impl Listeners {
         Guests::counted(connections, counts)
     }
 
-    /// For an HTTP server; over a unix socket, only root and the agent's own user are served.
+    /// The admission to an HTTP server. Over a Unix socket, only root and the agent's own user are served.
     pub(crate) fn admission(&self, listener: Listener) -> Admission {
         let (connections, counts) = self.of(listener);
         admission(connections, counts)

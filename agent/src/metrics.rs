@@ -1,4 +1,4 @@
-//! What is counted, as Prometheus text.
+//! The agent's metrics, as Prometheus text.
 //!
 //! Values of the core are read when they are asked for: counting costs the
 //! core nothing in between.
@@ -38,13 +38,13 @@ use crate::{
 #[derive(Debug)]
 pub struct Scrape {
     pub summary: Summary,
-    /// Rules are given to proxies.
+    /// Whether rules were given to proxies.
     pub ready: bool,
     /// Damaged files set aside at the start.
     pub damaged: usize,
     /// Endpoint documents not in force.
     pub unresolved: usize,
-    /// Interfaces that nothing passes, as their endpoint is not found.
+    /// Interfaces that nothing passes because their endpoint is not found.
     pub closed_interfaces: usize,
     /// Pods of this node that are not under policy.
     pub unmanaged: usize,
@@ -64,15 +64,15 @@ pub struct Scrape {
     pub conditions: Vec<(Part, Condition)>,
     /// Watches of the cluster; empty where it is no source.
     pub watches: Vec<WatchHealth>,
-    /// The resolver of names of EgressFirewalls; none where it does not run.
+    /// The resolver of names of EgressFirewalls; `None` where it does not run.
     pub resolver: Option<ResolverScrape>,
-    /// What makes CiliumIdentity objects; none where the node gives the numbers.
+    /// What makes CiliumIdentity objects; `None` where the node gives the numbers.
     pub identities: Option<Identities>,
-    /// The tunnel between nodes; none = this node has no part in it.
+    /// The tunnel between nodes; `None` = this node has no part in it.
     pub tunnel: Option<TunnelStatus>,
     /// Sockets with their connections: those that are open, and those that were rejected.
     pub listeners: Vec<(Listener, usize, u64)>,
-    /// Descriptors that the agent has open; none where that cannot be seen.
+    /// Descriptors that the agent has open; `None` where the number is not visible.
     pub open_descriptors: Option<usize>,
     /// Descriptors that it may have open.
     pub max_descriptors: usize,
@@ -84,7 +84,7 @@ impl prometheus_client::collector::Collector for Sample {
     }
 }
 
-/// Makes a scrape's text, with the built-in proxy's counters under the names that those of a
+/// Makes a scrape's text, with the built-in proxy's counters under the names that the counters of a
 /// standalone proxy have.
 pub fn text(
     scrape: Scrape,

@@ -29,7 +29,7 @@ pub(crate) struct Subscription {
 pub(crate) struct NetlinkEvents(Arc<Notify>);
 
 impl NetlinkEvents {
-    /// Subscribes until stopped. While that fails, no event comes.
+    /// Subscribes until stopped. While the subscription fails, no event comes.
     pub(crate) fn watch(
         subscription: Subscription,
         tasks: &TaskTracker,

@@ -52,22 +52,22 @@ pub struct PolicyDir {
     /// Seeds the hashes of texts.
     hash: RandomState,
     last_good: Option<LastGood>,
-    /// The directory could not be read.
+    /// Whether the directory could not be read.
     unreadable: bool,
-    /// Since the first listing, some refused document has no known good version.
+    /// Whether, since the first listing, some refused document has no known good version.
     uncertain: bool,
 }
 
-/// One file: which text it had last, and the good documents of it and of earlier texts.
+/// One file: its last text, and the good documents of this text and of earlier ones.
 #[derive(Debug, Default)]
 struct File {
     text: Option<Digest>,
     stamp: Option<Stamp>,
     good: BTreeMap<String, Good>,
     errors: Vec<PolicyError>,
-    /// The good documents are not on disk yet.
+    /// Whether the good documents are not on disk yet.
     unsaved: bool,
-    /// Some refused document of the file has no known good version.
+    /// Whether some refused document of the file has no known good version.
     lacks: bool,
 }
 
@@ -78,7 +78,7 @@ type Digest = (usize, u64);
 #[derive(Debug)]
 struct Good {
     document: PolicyDocument,
-    /// JSON of its fields that mean something.
+    /// JSON of the fields that the agent reads.
     json: String,
 }
 
@@ -176,7 +176,7 @@ impl PolicyDir {
     }
 
     /// The good documents of all files by key. Of two documents with
-    /// one key the first file's counts.
+    /// one key, the one in the first file counts.
     fn wanted(&mut self) -> BTreeMap<String, PolicyDocument> {
         let errors = &mut self.refused;
         let mut wanted: BTreeMap<&String, (&String, &PolicyDocument)> = BTreeMap::new();
@@ -344,7 +344,7 @@ impl File {
             self.good.len() != before.len() || !before.iter().all(|(key, good)| same(key, good));
         let bad = self.errors.iter().filter_map(|error| error.key.as_ref());
         let bad: HashSet<&String> = bad.collect();
-        // A document of a kind that is not read may be a known one with a misspelt kind: the name tells.
+        // A document of a kind that is not read may be a known document with a misspelt kind: it has the same name.
         let others = bad.iter().filter_map(|key| name_of_other(key));
         let others: HashSet<&str> = others.collect();
         for (key, good) in before {

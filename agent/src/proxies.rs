@@ -1,4 +1,4 @@
-//! The proxies that are connected: what each is owed, has got and has acknowledged.
+//! The connected proxies: the results that each waits for, and the rules that it was sent and has acknowledged.
 //!
 //! The core writes here and never waits. Rules are one table that every stream
 //! compares with what it sent last: a slow proxy skips versions, never piles
@@ -26,8 +26,8 @@ mod results;
 pub use self::results::Results;
 use self::results::{Mailbox, mailbox};
 
-/// Streams of one kind at a time: beyond, new ones are turned away. Those who may open one
-/// kind do not shut out those of another. One peer gets a further stream while it has fewer than
+/// Maximum streams of one kind; further ones are refused. Peers that may open one
+/// kind do not shut out peers of another kind. A peer gets a further stream while it has fewer than
 /// are free, as in [`limits::quota`].
 const MAX_STREAMS: usize = 256;
 
@@ -35,13 +35,13 @@ const MAX_STREAMS: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub struct RulesTable {
     pub revision: u64,
-    /// Complete: may be given to a proxy.
+    /// Whether the table is complete: only then a proxy gets it.
     pub ready: bool,
-    /// Rules by endpoint; an endpoint without any is absent.
+    /// Rules by endpoint; an endpoint without rules is absent.
     pub endpoints: BTreeMap<EndpointId, Arc<EndpointRules>>,
 }
 
-/// From one table to a later one.
+/// The difference from one table to a later one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RulesDelta {
     /// Endpoints whose rules are new or changed.
@@ -51,7 +51,7 @@ pub struct RulesDelta {
 }
 
 impl RulesTable {
-    /// What brings `before` to this table.
+    /// The difference from `before` to this table.
     pub fn since(&self, before: &Self) -> RulesDelta {
         let changed = self
             .endpoints
@@ -96,7 +96,7 @@ pub enum ToStream {
     Revoke(Vec<Arc<Revocation>>),
 }
 
-/// What one connected proxy is about, for `status`.
+/// State of one proxy's stream, for `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxyView {
     /// Number of the stream, unique within one run of the agent.
@@ -106,13 +106,13 @@ pub struct ProxyView {
     pub instance: String,
     /// `mappings`, `rules`, `builtin` or `fqdndata`.
     pub kind: String,
-    /// Process at the other end, where known.
+    /// Process at the other end, if it is known.
     pub pid: Option<i32>,
     /// Revision of the rules that was sent last; 0 for streams without rules.
     pub sent_revision: u64,
     /// Revision of the rules that was acknowledged last; 0 for streams without rules.
     pub acked_revision: u64,
-    /// Mappings of it that have no result yet: at most as many answers are held for them.
+    /// The proxy's mappings without a result yet: at most as many answers wait for them.
     pub waiting: u64,
     /// Why the proxy refused the revision it was sent last.
     pub nack: Option<String>,
@@ -146,7 +146,7 @@ type Views = BTreeMap<StreamId, Stream>;
 #[derive(Debug)]
 struct Stream {
     kind: StreamKind,
-    /// The other end; none = this process.
+    /// The other end; `None` = this process.
     who: Option<Peer>,
     view: ProxyView,
 }
@@ -176,14 +176,14 @@ impl Proxies {
         self.shared.changes.subscribe()
     }
 
-    /// Endpoints, identities or prefixes may have changed.
+    /// Notes that endpoints, identities or prefixes may have changed.
     pub fn changed(&self) {
         self.shared
             .changes
             .send_modify(|number| *number = number.wrapping_add(1));
     }
 
-    /// Enters a stream of this process that gets results. They end when it is too slow.
+    /// Enters a stream of this process that gets results. The results end if it reads too slowly.
     pub fn open_results(
         &self,
         kind: StreamKind,
@@ -272,14 +272,14 @@ impl Proxies {
         self.shared.oversized.load(Ordering::Relaxed)
     }
 
-    /// New rules from the core.
+    /// Takes new rules from the core.
     pub fn rules(&self, update: RulesUpdate) {
         self.shared
             .rules
             .send_modify(|table| Arc::make_mut(table).apply(update));
     }
 
-    /// The rules are complete from now on.
+    /// Notes that the rules are complete from now on.
     pub fn ready(&self) {
         tracing::info!("all sources are in force");
         self.shared
@@ -303,7 +303,7 @@ impl Proxies {
         }
     }
 
-    /// Revocations to their streams: one message for each stream.
+    /// Sends revocations to their streams: one message for each stream.
     pub fn revoke(&self, revocations: Vec<Revocation>) {
         let mut by_stream: BTreeMap<StreamId, Vec<Arc<Revocation>>> = BTreeMap::new();
         for revocation in revocations.into_iter().map(Arc::new) {
@@ -346,7 +346,7 @@ impl StreamGuard {
         self.id
     }
 
-    /// Has the results of the stream's mappings delivered. They end when they are not read.
+    /// The results of the stream's mappings. They end if they are not read.
     pub fn results(&self) -> Results {
         let (mailbox, results) = mailbox();
         let mut all = self.proxies.shared.results.lock();
@@ -354,7 +354,7 @@ impl StreamGuard {
         results
     }
 
-    /// The registry it is in.
+    /// The registry that the stream is in.
     pub fn proxies(&self) -> &Proxies {
         &self.proxies
     }

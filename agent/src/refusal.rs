@@ -37,7 +37,7 @@ impl Refusal {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
     }
 
-    /// The same request may succeed later.
+    /// A refusal with status 503: the same request may succeed later.
     pub(crate) fn unavailable(error: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error)
     }

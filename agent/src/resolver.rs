@@ -43,7 +43,7 @@ pub enum Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolverSettings {
     pub place: Place,
-    /// False with `--resolver consume`: this agent writes no object.
+    /// Whether this agent writes objects; false with `--resolver consume`.
     pub writes: bool,
     /// Namespace of the objects (`--resolver-namespace`).
     pub namespace: String,

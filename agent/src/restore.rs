@@ -1,7 +1,7 @@
 //! What an earlier run left behind: files and pinned maps, read once at the start.
 //!
-//! A damaged file is set aside as `….corrupt`, said and counted, and the start
-//! goes on without it. A file of a later release stops the start: going on
+//! A damaged file is set aside as `….corrupt`, reported and counted, and the start
+//! goes on without it. A file of a later release prevents the start: going on
 //! would overwrite what that release knows.
 
 use std::{
@@ -45,11 +45,11 @@ use shared_maps::{
 /// Why the agent must not start on what it found.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// A file of a later release.
+    /// A later release wrote the file.
     #[error("{path}: {reason}; run the newer release, or move the file away", path = .path.display())]
     Newer {
         path: PathBuf,
-        /// What it says of itself.
+        /// What is newer about the file, as text.
         reason: String,
     },
     /// A file or directory cannot be read or set aside.
@@ -205,8 +205,8 @@ fn identities(
     Ok(parsed(path, found, is_newer, parse)?.unwrap_or_default())
 }
 
-/// Reads a file; bytes that are not UTF-8 become text that parses as nothing. None if there is no
-/// file, or a damaged one, which is set aside.
+/// Reads a file; bytes that are not UTF-8 become text that cannot be parsed. `None` if there is no
+/// file, or if the file is damaged: then it is set aside.
 fn parsed<T, E: std::error::Error>(
     path: &Path,
     found: &mut Found,
@@ -303,8 +303,8 @@ fn programs(maps: &Globals) -> Result<BTreeMap<EndpointId, BTreeSet<u32>>, Resto
     Ok(found)
 }
 
-/// Endpoints of which every program is attached, first and in the group of interfaces that are judged. One that cannot be
-/// looked at is not among them: it gets its programs with the first plan.
+/// Endpoints whose programs are all attached, first, and at an interface in the group. An endpoint that cannot be
+/// inspected is left out: it gets its programs with the first plan.
 fn under_programs(maps: &Globals, restored: &Restored) -> BTreeSet<(EndpointId, u32)> {
     let files = restored.endpoints.iter();
     let places = files.map(|file| (file.id, file.interface.ifindex));
@@ -317,7 +317,7 @@ fn under_programs(maps: &Globals, restored: &Restored) -> BTreeSet<(EndpointId, 
         .collect()
 }
 
-/// What a directory has; nothing if there is none.
+/// The entries of a directory; empty if it does not exist.
 fn entries(dir: &Path) -> Result<Vec<PathBuf>, RestoreError> {
     let failed = failed_at(dir);
     let listing = present(fs::read_dir(dir)).map_err(&failed)?;

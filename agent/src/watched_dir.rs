@@ -15,9 +15,9 @@ use dns_policy::wall_time;
 use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
-/// Editors and config maps change several files in a row: one look for all of them.
+/// Editors and config maps change several files in a row: one look serves for all of them.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Looks without a notification: inotify loses events when its queue overflows.
+/// Time between looks without a notification: inotify loses events when its queue overflows.
 const RESCAN: Duration = Duration::from_secs(5);
 
 /// Waits for changes of one directory.

@@ -11,9 +11,9 @@ use clap_complete::Shell;
 use holdfast_agent::config::{self, Cli};
 use holdfast_sdp::config::{Config as SdpConfig, args::Cli as SdpCli};
 
-/// Maximum columns of a comment.
+/// Maximum width of a comment, in columns.
 const WIDTH: usize = 100;
-/// Flags that are no settings of a file.
+/// Flags that a file of settings does not have.
 const NOT_SETTINGS: [&str; 4] = ["config", "config-dir", "help", "version"];
 /// Words that YAML reads as something else than text.
 const YAML_WORDS: [&str; 8] = ["null", "yes", "no", "on", "off", "y", "n", "none"];

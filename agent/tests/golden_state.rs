@@ -1,4 +1,4 @@
-//! State files of every released version can be read. The newest directory has today's files. A
+//! State files of every released version can be read. The newest directory has files of the present formats. A
 //! change of format needs a new directory, and code that reads the old one.
 
 #![expect(clippy::unwrap_used, reason = "a test: what is not there fails it")]
@@ -142,7 +142,7 @@ fn endpoint() -> EndpointFile {
     }
 }
 
-/// Files of today, by their path below the state directory.
+/// Files of the present formats, by their path below the state directory.
 fn today() -> BTreeMap<&'static str, String> {
     let servers = BTreeMap::from([(
         IdentityId(16_777_217),

@@ -50,7 +50,7 @@ const NONCE: u8 = 14;
 const NEIGHBOUR_OPTIONS: u32 = 2;
 /// Options of a router's message that are read.
 const ROUTER_OPTIONS: u32 = 32;
-/// Most records of an MLD report. Linux sends a handful when an interface is set up: one for each
+/// Maximum number of records in an MLD report. Linux sends a handful when an interface is set up: one for each
 /// address and one for each group that a program joined.
 const MLD_RECORDS: u32 = 32;
 /// Longest MLD report, bytes: [`MLD_RECORDS`] without sources.

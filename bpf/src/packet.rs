@@ -22,7 +22,7 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
-/// Most extension headers of a packet. A longer chain is malformed.
+/// Maximum number of extension headers in a packet. A longer chain is malformed.
 const MAX_EXTENSIONS: u32 = 8;
 
 pub(crate) const TCP_FIN: u8 = 0x01;
@@ -65,7 +65,7 @@ impl Packet {
     /// Clears the fields of the previous packet.
     #[inline(always)]
     pub(crate) fn reset(&mut self, len: u32) {
-        // SAFETY: all fields may be zero; of the fragment's, that is `None`.
+        // SAFETY: zero is a valid value of every field; of `fragment` it is `Fragment::None`.
         unsafe { words::zero(self) };
         self.len = len;
     }

@@ -56,7 +56,7 @@ pub(crate) fn judge_of_node(packet: &Packet) -> Result<(), Reason> {
     }
 }
 
-/// Whether policy lets packets of a flow pass, and not by the proxy. `port` is as
+/// Whether policy lets packets of a flow pass without the proxy. `port` is as
 /// [`Packet::policy_port`] gives it. It counts nothing.
 #[inline(never)]
 pub(crate) fn allows(protocol: u8, port: u16, identity: u32, egress: u8) -> bool {

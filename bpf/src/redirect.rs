@@ -92,7 +92,7 @@ pub(crate) fn set(packet: &Packet, proxy: u16) -> bool {
     quota::admit(Queue::Servers, &key, displace) && REDIRECTS.insert(key, value, 0).is_ok()
 }
 
-/// The next packet to the server writes its entry again.
+/// Removes an entry. The next packet to that server writes it again.
 #[inline(never)]
 fn displace(key: &RedirectKey) {
     if REDIRECTS.remove(*key).is_ok() {

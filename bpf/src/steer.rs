@@ -41,8 +41,8 @@ const SK_PASS: u32 = 1;
 const SK_DROP: u32 = 0;
 /// Index of the loopback interface, in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
-/// Most slots that are tried if sockets are missing. A killed proxy loses the sockets of all its
-/// slots at once.
+/// Maximum number of slots that are tried if sockets are missing. A killed proxy loses the sockets of
+/// all its slots at once.
 const ATTEMPTS: u32 = 8;
 /// Bits of a rank that are the slot's number.
 const SLOT_MASK: u32 = SLOT_COUNT - 1;

@@ -28,7 +28,7 @@ use crate::{
     redirect::{self, Note, Server},
 };
 
-/// `TCP_ESTABLISHED`: of a UDP socket, that it is connected.
+/// `TCP_ESTABLISHED`. A UDP socket in this state is connected.
 const ESTABLISHED: u32 = 1;
 /// `TCP_TIME_WAIT`.
 const TIME_WAIT: u32 = 6;

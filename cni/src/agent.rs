@@ -14,7 +14,7 @@ use crate::{config::Config, failure::Failure};
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time that an answer may take beyond the time that the agent was given.
 const SLACK: Duration = Duration::from_secs(5);
-/// Most bytes of an answer.
+/// Maximum bytes of an answer.
 const ANSWER: usize = 64 << 10;
 
 /// The agent's answer to one request.
@@ -23,7 +23,7 @@ struct Answer {
     error: String,
 }
 
-/// Sends a request, again and again until the agent answers or the wait is over. A request that an
+/// Sends a request, again and again until the agent answers or the wait is over. A request that one
 /// agent did not answer is sent to the next agent.
 pub(crate) fn insist(config: &Config, mut body: Value) -> Result<(), Failure> {
     let deadline = Instant::now() + config.wait;
@@ -80,7 +80,7 @@ fn request(config: &Config, body: &Value, within: Duration) -> io::Result<Answer
     parse(&answer).ok_or_else(|| io::Error::other("the agent ended before it answered"))
 }
 
-/// The whole answer, if its end comes in time.
+/// The whole answer; an error if its end does not come in time.
 fn read(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
@@ -199,7 +199,7 @@ mod tests {
         assert!(error.contains("larger than 64 KiB"), "{error}");
         drop(ours);
         sends.join().unwrap();
-        // One byte at a time does not put off the deadline.
+        // A peer that sends one byte at a time does not put off the deadline.
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let pause = Duration::from_millis(5);
         let sends = thread::spawn(move || {

@@ -7,9 +7,9 @@ use serde_json::Value;
 use crate::{VERSIONS, failure::Failure};
 
 const SOCKET: &str = "/run/holdfast/cni.sock";
-/// How long ADD waits for the agent by default, seconds.
+/// For how many seconds ADD waits for the agent by default.
 const WAIT: u64 = 20;
-/// The longest such wait that can be set, seconds.
+/// The longest wait that can be set, in seconds.
 const LONGEST: u64 = 120;
 
 /// The configuration of one command.

@@ -1,4 +1,4 @@
-//! Errors as the specification has them.
+//! Errors in the format of the CNI specification.
 
 use serde_json::json;
 

@@ -27,7 +27,7 @@ use serde_json::json;
 
 /// Versions of the CNI specification that the plugin supports, ascending.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// Most bytes of the configuration.
+/// Maximum bytes of the configuration.
 const INPUT: u64 = 4 << 20;
 
 fn main() -> ExitCode {
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// What goes to standard output.
+/// Carries out the command. Returns the text for standard output.
 fn run(config: &Config) -> Result<String, Failure> {
     let environment = Environment::read(variable)?;
     if environment.command == Command::Version {

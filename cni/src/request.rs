@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{command::Environment, config::Config, failure::Failure};
 
-/// Asks to put a pod's interface under policy. How long the agent may wait is added when it is sent.
+/// Asks to put a pod's interface under policy. The time that the agent may wait is added when the request is sent.
 pub(crate) fn add(config: &Config, environment: &Environment) -> Result<Value, Failure> {
     let argument = |name: &str| {
         environment.argument(name).ok_or_else(|| {
@@ -48,7 +48,7 @@ fn attachment(command: &str, environment: &Environment) -> Value {
     })
 }
 
-/// All interfaces that the runtime has; `None` if it does not say.
+/// All interfaces that the runtime has; `None` if it does not list them.
 pub(crate) fn collect(config: &Config) -> Option<Value> {
     let valid = config.valid_attachments()?;
     let field =

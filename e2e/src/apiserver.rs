@@ -65,12 +65,12 @@ pub const STARTUP_TAINT: &str = "holdfast.io/agent-not-ready";
 pub const NAMESPACE: &str = "kube-system";
 /// Name of the ServiceAccount of the agents.
 const ACCOUNT: &str = "holdfast-agent";
-/// Token of the agent at first.
+/// First token of the agent.
 const TOKEN: &str = "token-of-the-agent";
 /// Token of the user that may do everything.
 const ADMIN: &str = "token-of-the-admin";
 
-/// A running server, which ends when this is dropped.
+/// A running server. Dropping it ends the server.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
@@ -82,7 +82,7 @@ pub struct ApiServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Roles and CRDs of the chart.
+/// The default: roles and CRDs of the chart.
 impl Default for Options {
     fn default() -> Self {
         Self::read_by(ACCOUNT, ResolverRole::Unbound)
@@ -103,7 +103,7 @@ impl Options {
     }
 
     /// The agents may remove the startup taint of their nodes, as with the chart's value
-    /// `agentNotReadyTaintKey`. Their token names `node`, if it names one.
+    /// `agentNotReadyTaintKey`. `node` is the node that their token names, if any.
     pub fn with_startup_taint(node: Option<&str>) -> Self {
         let mut options = Self::default();
         let documents = chart::of_startup_taint(NAMESPACE, ACCOUNT, STARTUP_TAINT);
@@ -144,15 +144,15 @@ impl Options {
         }
     }
 
-    /// Only these roles and CRDs, as `helm template` prints them. Documents of other kinds are
-    /// ignored.
+    /// Uses only the roles and CRDs in `yaml`, as `helm template` prints them. Documents of other
+    /// kinds are ignored.
     pub fn with_documents(mut self, yaml: &str) -> Result<Self> {
         self.documents = documents(yaml)?;
         Ok(self)
     }
 }
 
-/// The documents of a YAML text; empty ones are left out.
+/// All documents of a YAML text, except empty ones.
 pub fn documents(yaml: &str) -> Result<Vec<Value>> {
     let documents = serde_yaml_ng::Deserializer::from_str(yaml);
     let documents: Vec<Value> = documents
@@ -163,8 +163,8 @@ pub fn documents(yaml: &str) -> Result<Vec<Value>> {
 }
 
 impl ApiServer {
-    /// Starts a server on the loopback interface of `netns`, or of the test's namespace.
-    /// `directory` gets the files of its clients.
+    /// Starts a server on the loopback interface of `netns`, or of the test's namespace. It writes
+    /// the files for clients to `directory`.
     pub fn start(netns: Option<&Netns>, directory: &Path, options: Options) -> Result<Self> {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Self::start_at(netns, any, directory, options)

@@ -1,6 +1,7 @@
-//! Audits that the addresses of every released answer are in the ipcache. Excepted are addresses in
-//! prefixes that no answer may open. Other addresses may be missing, but not more than the answers
-//! that the proxies counted as released before the agent had opened them.
+//! Audits that the addresses of every released answer are in the ipcache. Addresses in prefixes
+//! that no answer may open are not checked. Other addresses may be missing, but no more of them
+//! than the number of answers that the proxies counted as released before the agent had opened
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -41,7 +42,8 @@ impl Lab {
         Ok(missing.len())
     }
 
-    /// Waits until every address has an entry, at most `limit`. Exceptions must be temporary.
+    /// Waits, at most `limit`, until every address has an entry. An early release excuses a missing
+    /// entry only for a while.
     pub fn audit_settled(&self, zone: &str, limit: Duration) -> Result<()> {
         eventually("every answer's addresses are in the ipcache", limit, || {
             let missing = self.unplumbed(zone, Some(&self.identities()?))?;
@@ -50,7 +52,8 @@ impl Lab {
         })
     }
 
-    /// Names and addresses from answers to pods, if the address has no FQDN identity.
+    /// Names and addresses from answers to pods, if the address has no local identity or, with
+    /// `labels`, no FQDN identity.
     fn unplumbed(
         &self,
         zone: &str,

@@ -72,8 +72,8 @@ pub fn throughput(
     })
 }
 
-/// Times of single queries at a steady `rate` per second. Queries repeat for `seconds`; without it,
-/// each name is queried once.
+/// Times of single queries at a steady `rate` per second. Queries repeat for `seconds`. Without
+/// `seconds`, each name is queried once.
 pub fn latency(
     mut dnsperf: Command,
     names: &Path,
@@ -110,7 +110,7 @@ pub fn latency(
     })
 }
 
-/// A query for the IPv4 address of `name`, id 0.
+/// A query for the IPv4 address of `name`, with id 0.
 fn query(name: &str) -> Vec<u8> {
     let mut message = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.').filter(|label| !label.is_empty()) {

@@ -38,7 +38,7 @@ impl<'l> Bridge<'l> {
         })
     }
 
-    /// Makes a bridge, and moves pods that the node routed to its ports.
+    /// Makes a bridge, and moves the routed `pods` to ports of the bridge.
     pub fn of_pods(lab: &'l Lab, name: &str, pods: &[&Pod]) -> Result<Self> {
         let bridge = Self::without_address(lab, name)?;
         lab.node.batch(&format!(

@@ -41,13 +41,13 @@ use crate::netns::Netns;
 
 /// TCP port of the FQDNData service.
 pub const PORT: u16 = 10095;
-/// Most accepted connections that wait for the service.
+/// Maximum number of accepted connections that wait for the service.
 const CONNECTIONS: usize = 16;
 
 /// Behaviour of the stand-in agent, which a test sets.
 #[derive(Clone, Debug)]
 pub struct Manner {
-    /// Timing of its keepalive, and its limits for the client's.
+    /// Timing of the agent's keepalive, and the agent's limits for the client's keepalive.
     pub timing: Timing,
     /// Pause between two snapshots of one stream.
     pub pause: Duration,
@@ -55,7 +55,7 @@ pub struct Manner {
     pub errors: Vec<(&'static str, Code)>,
     /// How long the agent takes to plumb an address.
     pub plumbing: Duration,
-    /// Most mappings and reports that are stored for [`CiliumAgent::seen`].
+    /// Maximum number of mappings and reports that are stored for [`CiliumAgent::seen`].
     pub kept: usize,
 }
 
@@ -168,7 +168,7 @@ impl CiliumAgent {
         self.world.send_modify(change);
     }
 
-    /// Whether mappings get no answer from now on.
+    /// Sets whether mappings stay without an answer.
     pub fn hang(&self, hangs: bool) {
         self.hung.send_replace(hangs);
     }

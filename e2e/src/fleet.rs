@@ -3,8 +3,8 @@
 //! ```text
 //!  pods ── node of lab one ── up0 ── world of lab one ── r1 ── node of lab two ── pods
 //! ```
-//! Each node is that of a [`Lab`]. The world of the first is the router. Pods of the labs themselves
-//! (hosts 11 and 12) have the same addresses on both nodes: tests use others.
+//! Each node belongs to a [`Lab`]. The world of the first lab is the router. The labs' own pods
+//! (hosts 11 and 12) have the same addresses on both nodes, so tests use other pods.
 
 use std::net::Ipv4Addr;
 
@@ -35,8 +35,8 @@ impl Fleet<'_> {
         &self.one.world
     }
 
-    /// Adds a pod to the first node, to which the router sends packets for nodes that it does not
-    /// know.
+    /// Adds a pod to the first node. The router sends packets for all pods without a route of their
+    /// own to this node.
     pub fn pod_of_one(&self, name: &str, host: u8) -> Result<Pod> {
         self.one.add_pod(name, host)
     }
@@ -61,7 +61,7 @@ pub fn with_fleet(test: impl FnOnce(&Fleet<'_>) -> Result<()>) {
     });
 }
 
-/// The second node's way out becomes the first lab's world.
+/// Connects the second node to the first lab's world in place of the second lab's world.
 fn connect(one: &Lab, two: &Lab) -> Result<()> {
     let router = &one.world;
     two.node.batch("link delete up0")?;

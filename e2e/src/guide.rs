@@ -4,7 +4,7 @@
 //! - Blocks ```` ```sh ```` and ```` ```console ```` are run, command by command, in one bash. In a
 //!   console block, commands begin with `$ `, and other lines are what the command above prints.
 //! - A ```` ```text ```` block right after a block of commands is what its last command prints.
-//! - A command must exit with 0. One whose output is compared may exit with anything.
+//! - A command must exit with 0, unless its output is compared: then any exit status is right.
 //! - No command may print a line `PROBLEM …` or `WARNING …` that the page does not print.
 //! - `<!-- not run: REASON -->` before a block leaves it out, invisibly for readers.
 //! - `<!-- save as: FILE -->` before a block of any other language writes it into the working directory.

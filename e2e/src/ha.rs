@@ -1,6 +1,6 @@
-//! The promises R1 to R4 and R9 under load: acts on agent and proxies, and the outcome of every query
-//! during them. `cargo xtask bench ha` runs all acts at full size, the tests `ha_*` in a short
-//! form.
+//! The promises R1 to R4 and R9 under load: acts on agent and proxies, and the outcome of every
+//! query during an act. `cargo xtask bench ha` runs all acts at full size, the tests `ha_*` in a
+//! short form.
 
 mod agent;
 mod calibration;
@@ -33,31 +33,31 @@ pub struct Size {
     pub tcp_rate: u32,
     /// Lasting TCP connections per pod and server.
     pub lasting: u32,
-    /// Shortest run: so that the source ports are many.
+    /// Shortest time of a run, so that it uses many source ports.
     pub at_least: Duration,
-    /// Pause between two faults, before the first and after the last.
+    /// Pause between two faults, and also before the first and after the last.
     pub pause: Duration,
     /// Number of replacements of a replica.
     pub rolls: u32,
-    /// Kills, restarts and the like.
+    /// Number of kills, restarts and similar faults.
     pub faults: u32,
-    /// Starts that are timed; the best one counts.
+    /// Number of starts that are timed. The fastest one counts.
     pub starts: u32,
-    /// Endpoints of a full node, beside those under load.
+    /// Number of endpoints of a full node, in addition to the endpoints under load.
     pub endpoints: u8,
     /// Policies of a full node.
     pub policies: u8,
     /// Names that the pods of a full node have looked up.
     pub known: u16,
-    /// Whether a row fails if it exceeds its promised times. Tests run programs that were built for
-    /// debugging, beside others: times of theirs say nothing.
+    /// Whether a row fails if it exceeds its promised times. Tests run debug builds, and other
+    /// tests run beside them: their times say nothing.
     pub judges_times: bool,
-    /// The previous version's proxy, if it is at hand.
+    /// The previous version's proxy, if it is available.
     pub previous: Option<PathBuf>,
 }
 
 impl Size {
-    /// For a test: seconds, and programs built for debugging.
+    /// For a test with debug builds: each act takes seconds.
     pub fn short() -> Self {
         Self {
             udp_rate: 600,
@@ -107,11 +107,12 @@ pub enum Act {
     AgentKilled,
     /// Agent ended and started again, as an upgrade does.
     AgentRestarted,
-    /// Agent killed on a full node, with another one that stands by.
+    /// Agent killed on a full node while another agent stands by.
     OwnerKilled,
-    /// The same, without another one: it is started again at once.
+    /// Like [`Self::OwnerKilled`], without a second agent. The killed agent is started again at
+    /// once.
     OwnerKilledAlone,
-    /// Agent that hangs on a full node, with another one that stands by.
+    /// Agent hangs on a full node while another agent stands by.
     OwnerHung,
     /// Agent killed while it starts, again and again.
     AgentCrashes,
@@ -121,14 +122,15 @@ pub enum Act {
     ColdStart,
     /// One replica of two replaced, the new one first.
     Rolled,
-    /// The same while the agent is down. The new replicas start from files and pinned maps.
+    /// Like [`Self::Rolled`], while the agent is down. The new replicas start from files and pinned
+    /// maps.
     RolledWithoutAgent,
     /// Like [`Self::Rolled`], between the previous version and this one.
     RolledVersions,
     /// The only replica ends and starts again beside a proxy without steering, such as Cilium's
     /// built-in one.
     RolledBesideOther,
-    /// Replicas replaced where no steering maps are.
+    /// Replicas replaced on a node without steering maps.
     RolledWithoutMaps,
     /// One replica of two killed.
     Killed,
@@ -137,14 +139,14 @@ pub enum Act {
     /// The only replica killed, with the agent's built-in proxy as the chart has it by default.
     OnlyOneKilled,
     /// All pods behind a DNS Service and a web Service replaced on other nodes, while the agent is
-    /// down. They have other addresses. Then the agent starts again.
+    /// down. The new pods have other addresses. Then the agent starts again.
     BackendsReplaced,
 }
 
 /// One row of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The act and its redirect.
+    /// Names of the act and of the redirect.
     pub name: String,
     /// The promise that the act tests.
     pub promise: &'static str,
@@ -175,7 +177,7 @@ pub struct Tally {
     pub lost: u64,
     /// Lasting connections closed between two queries.
     pub reopened: u64,
-    /// Queries that met such a closing halfway.
+    /// Queries that were on their way when such a connection closed.
     pub crossed: u64,
     /// Longest time to a right answer, milliseconds.
     pub slowest_ms: u64,
@@ -237,7 +239,7 @@ impl Row {
 }
 
 impl Act {
-    /// The promise and a short description of the act.
+    /// Name of the act: its promise and a short description.
     pub fn name(self) -> &'static str {
         match self {
             Self::Calm => "nothing is done",
@@ -262,7 +264,7 @@ impl Act {
         }
     }
 
-    /// Plays it in a lab of its own.
+    /// Plays the act in a lab of its own.
     pub fn play(self, redirect: Redirect, size: &Size) -> Result<Vec<Row>> {
         let setup = Setup::new(redirect, size)?;
         let start = Instant::now();

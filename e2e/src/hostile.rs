@@ -36,7 +36,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// For CI: seconds, with programs built for debugging.
+    /// For CI: debug builds, and seconds for each attack.
     pub fn short() -> Self {
         Self {
             lasts: Duration::from_secs(3),
@@ -71,9 +71,9 @@ pub struct Row {
     pub attack: String,
     /// DNS queries of pod B.
     pub b_sent: u64,
-    /// Its queries without an answer.
+    /// Queries of pod B without an answer.
     pub b_lost: u64,
-    /// Its queries with a wrong answer.
+    /// Queries of pod B with a wrong answer.
     pub b_wrong: u64,
     /// Median time to an answer, milliseconds.
     pub b_p50_ms: f64,
@@ -85,7 +85,7 @@ pub struct Row {
     pub b_fresh: u64,
     /// Fresh names whose address did not accept the first SYN.
     pub b_not_open: u64,
-    /// Fresh names whose answer took as long as the response max delay, or longer.
+    /// Fresh names whose answer took at least the response max delay.
     pub b_late: u64,
     /// Whether the connection that pod B had opened before still works.
     pub b_stream_alive: bool,

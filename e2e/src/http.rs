@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 use crate::netns::Netns;
 
-/// Gets a page from a namespace's loopback: status code and body.
+/// Gets a page from a namespace's loopback. Returns status code and body.
 pub(crate) fn get(node: &Netns, port: u16, page: &str) -> Result<(u16, String)> {
     node.enter(|| -> Result<_> {
         let to = SocketAddr::from(([127, 0, 0, 1], port));

@@ -35,7 +35,7 @@ const FIRST_INTERFACE: u32 = 100;
 #[derive(Debug)]
 pub struct Node {
     pub core: Core,
-    /// The datapath that it writes to.
+    /// The datapath that the core writes to.
     pub datapath: MemoryDatapath,
     /// The time that the caller set.
     pub now: BootTime,
@@ -46,9 +46,9 @@ pub struct Node {
 /// Time that the core needs for one event, and its result.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
-    /// Time for plans and commits. Steps are the datapath's and do not count.
+    /// Time for plans and commits. The datapath's steps do not count.
     pub time: Duration,
-    /// Time of the longest plan with its steps, for which another event may have to wait.
+    /// Time of the longest plan with its steps. Another event may have to wait this long.
     pub longest: Duration,
     /// Number of mappings of the event that were realised.
     pub realised: u64,
@@ -208,7 +208,7 @@ pub fn document(text: &str) -> Result<PolicyDocument> {
     Ok(found.remove(0)?)
 }
 
-/// Labels of a pod `app: web`, and a label of its own for each number.
+/// Labels of a pod `app: web`. With a number, the pod also has a label of its own.
 pub fn web(number: Option<usize>) -> Vec<String> {
     let mut labels = vec![
         "k8s:app=web".to_owned(),

@@ -40,9 +40,10 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 pub const ENDPOINT: EndpointId = EndpointId(7);
 /// Identity of the endpoint under test.
 pub const IDENTITY: IdentityId = IdentityId(1000);
-/// Its host-side interface, as the programs receive it.
+/// Host-side interface of the endpoint under test, as the programs receive it.
 pub const IFINDEX: u32 = 4242;
-/// The interface on which `BPF_PROG_TEST_RUN` runs programs: in the programs' view, the endpoint's.
+/// The interface on which `BPF_PROG_TEST_RUN` runs programs. The programs take it for the
+/// endpoint's.
 pub const LOOPBACK: u32 = 1;
 /// An interface that is no endpoint's.
 const UPLINK: u32 = 4300;
@@ -67,8 +68,8 @@ pub const STRANGER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0
 /// The proxy port of redirects.
 pub const PROXY_PORT: u16 = 10094;
 
-/// Offsets of `mark` and `ingress_ifindex` in `struct __sk_buff`, and the length up to there,
-/// bytes.
+/// Offsets of `mark` and `ingress_ifindex` in `struct __sk_buff`, and the length of the part that
+/// has both, in bytes.
 const MARK_AT: usize = 8;
 const INGRESS_IFINDEX_AT: usize = 36;
 const CONTEXT_LEN: usize = 40;
@@ -81,7 +82,7 @@ const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
 /// The packet goes to the pod.
 const TCX_REDIRECT: i32 = 7;
-/// A reply to a packet, bytes.
+/// Maximum length of a reply to a packet, in bytes.
 const LONGEST_REPLY: usize = 2048;
 
 /// Verdict of a program on one packet, with its reason and mark.
@@ -89,9 +90,9 @@ const LONGEST_REPLY: usize = 2048;
 pub struct Verdict {
     /// Whether the program did not drop the packet.
     pub pass: bool,
-    /// Why, by the counter that moved.
+    /// The reason of the verdict: the one whose counter moved.
     pub reason: Reason,
-    /// The mark it was given.
+    /// The mark that the packet got.
     pub mark: u32,
 }
 
@@ -100,7 +101,7 @@ pub struct Verdict {
 pub enum From {
     /// An interface that is no endpoint's.
     Outside,
-    /// The same, and something gave it this mark.
+    /// Like [`Self::Outside`], with this mark.
     OutsideMarked(u32),
     /// The interface with this number.
     Interface(u32),
@@ -260,7 +261,8 @@ impl Kernel {
         Globals::new(&self.root.0)
     }
 
-    /// Judges following packets as those of another endpoint. Its policy map must exist.
+    /// Makes the programs judge the following packets as another endpoint's. The policy map of that
+    /// endpoint must exist.
     pub fn reload(&mut self, attachment: &Attachment) -> Result<()> {
         Ok(self.datapath.enter(attachment, LOOPBACK)?)
     }
@@ -354,7 +356,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// The pod is sent a frame.
+    /// Sends a frame to the pod.
     pub fn receive(&mut self, frame: &[u8], from: From) -> Result<Verdict> {
         match from {
             From::Outside => self.run("to_pod", frame, 0, UPLINK),
@@ -369,7 +371,7 @@ impl Kernel {
         self.cost_of("from_pod", frame, repeat)
     }
 
-    /// The same of `to_pod` for a frame from outside.
+    /// Like [`Self::cost`], for `to_pod` and a frame from outside.
     pub fn cost_in(&mut self, frame: &[u8], repeat: u32) -> Result<u128> {
         self.cost_of("to_pod", frame, repeat)
     }
@@ -451,7 +453,7 @@ impl Kernel {
         })?)
     }
 
-    /// Conntrack map of IPv4: the one for TCP, or the one for all other protocols.
+    /// Conntrack map of IPv4, for TCP or for all other protocols.
     pub fn conntrack4(&self, tcp: bool) -> Result<Map<CtKey4, CtValue>> {
         let name = if tcp {
             conntrack::NAME_TCP4
@@ -461,7 +463,7 @@ impl Kernel {
         self.open(name, MapKind::LruHash)
     }
 
-    /// Conntrack map of IPv6: the one for TCP, or the one for all other protocols.
+    /// Conntrack map of IPv6, for TCP or for all other protocols.
     pub fn conntrack6(&self, tcp: bool) -> Result<Map<CtKey6, CtValue>> {
         let name = if tcp {
             conntrack::NAME_TCP6

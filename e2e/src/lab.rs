@@ -34,17 +34,17 @@ pub(crate) const TCP_PORTS: [u16; 3] = [80, 443, 8080];
 pub const UDP_PORT: u16 = 7777;
 const HOSTS: std::ops::Range<u8> = 10..18;
 
-/// Web server number 10 to 17, 203.0.113.0/24.
+/// Address of web server `host` (10 to 17) in 203.0.113.0/24.
 pub const fn web4(host: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, host))
 }
 
-/// Web server number 10 to 17, 2001:db8:113::/64.
+/// Address of web server `host` (10 to 17) in 2001:db8:113::/64.
 pub const fn web6(host: u8) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, host as u16))
 }
 
-/// Web server number 10 to 17 of another network, 198.51.100.0/24.
+/// Address of web server `host` (10 to 17) in another network, 198.51.100.0/24.
 pub const fn other4(host: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, host))
 }
@@ -69,8 +69,8 @@ pub struct Lab {
     pub b: Pod,
     /// Repairs that agents of this lab made.
     pub repairs: Repairs,
-    /// Program of the agent that was started last, if it is another build than this one. It is the
-    /// client, too.
+    /// Program of the agent that was started last, if it is another build than this one. Client
+    /// commands use it, too.
     pub(crate) client: Mutex<Option<PathBuf>>,
     name: String,
     directory: PathBuf,

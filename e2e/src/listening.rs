@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Socket, Type};
 
-/// Connections that the kernel queues. The kernel drops a SYN when its queue is full, and a test
-/// then counts a packet that the node did not lose.
+/// Maximum number of connections that the kernel queues. The kernel drops a SYN when its queue is
+/// full, and a test then counts a packet that the node did not lose.
 const BACKLOG: i32 = 4096;
 
 /// Listens at `at` in the namespace of the calling thread.

@@ -50,7 +50,7 @@ impl Netns {
         Self::at(name.to_owned(), PathBuf::from("/run/netns").join(name))
     }
 
-    /// Like [`Self::existing`], for a namespace whose file is not among those of `ip netns`.
+    /// Like [`Self::existing`], for a namespace whose file is not in the directory of `ip netns`.
     pub fn at(name: String, path: PathBuf) -> Self {
         Self {
             name,
@@ -60,7 +60,7 @@ impl Netns {
         }
     }
 
-    /// Its name for `ip netns`.
+    /// Name of the namespace for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -70,7 +70,7 @@ impl Netns {
         self.path.clone()
     }
 
-    /// From now on, commands also enter the mount namespace of this file.
+    /// Makes later commands also enter the mount namespace of this file.
     pub fn set_mounts(&self, mounts: Option<PathBuf>) {
         *self.mounts.lock() = mounts;
     }
@@ -107,8 +107,9 @@ impl Netns {
         Ok(())
     }
 
-    /// Waits until the kernel receives packets for every global IPv6 address inside. It adds their
-    /// routes later, from a work queue that all namespaces share. Links must be up at both ends.
+    /// Waits until the kernel receives packets for every global IPv6 address inside. The kernel
+    /// adds the routes of addresses later, from a work queue that all namespaces share. Links must
+    /// be up at both ends.
     pub fn settled(&self) -> Result<()> {
         eventually("routes of IPv6 addresses", SETTLED, || {
             let addresses = self.run("ip", &["-6", "-o", "address", "show", "scope", "global"])?;

@@ -18,7 +18,7 @@ use crate::wait::eventually;
 
 /// Port of the metrics of `netpol run`.
 pub const NETPOL_METRICS: u16 = 9963;
-/// Family and name of its table, as arguments of nft(8).
+/// Family and name of the table of `netpol run`, as arguments of nft(8).
 pub const TABLE: [&str; 2] = ["inet", "holdfast_policies_v1"];
 /// Name of the node in documents.
 pub const NODE: &str = "n1";
@@ -107,13 +107,13 @@ impl Lab {
         self.write_policy(&format!("policy-{name}.json"), &document.to_string())
     }
 
-    /// The table as nft(8) lists it, without handles, counters of packets, and indexes of interfaces.
+    /// The table as nft(8) lists it, without the lines that count packets.
     pub fn netpol_table(&self) -> Result<String> {
         table(&self.node)
     }
 }
 
-/// The table in a namespace, as nft(8) lists it without what differs between two equal tables.
+/// The table in a namespace, as nft(8) lists it, without the lines that count packets.
 pub fn table(netns: &Netns) -> Result<String> {
     let listed = netns.run("nft", &["list", "table", TABLE[0], TABLE[1]])?;
     let lines = listed.lines().filter(|line| !line.contains("packets "));

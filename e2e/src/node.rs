@@ -34,7 +34,7 @@ pub struct AgentOptions {
     pub builtin: bool,
     /// A program of another build, which may lack the newest flags.
     pub program: Option<PathBuf>,
-    /// Command-line flags in addition to those that the lab always sets.
+    /// Command-line flags in addition to the flags that the lab always sets.
     pub flags: Vec<String>,
 }
 
@@ -43,15 +43,15 @@ pub struct AgentOptions {
 pub struct SdpOptions {
     /// The proxy's `--name`, by which the lab finds its admin socket.
     pub name: String,
-    /// Port of its metrics, one per replica.
+    /// Port of the proxy's metrics, one per replica.
     pub metrics: u16,
-    /// Whether it has a setting for the agent's native socket.
+    /// Whether the proxy has a setting for the agent's native socket.
     pub native: bool,
     /// A program of another build.
     pub program: Option<PathBuf>,
     /// A BPF root in place of the lab's.
     pub bpf_root: Option<PathBuf>,
-    /// Command-line flags in addition to those that the lab always sets.
+    /// Command-line flags in addition to the flags that the lab always sets.
     pub flags: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl AgentOptions {
         self
     }
 
-    /// Whether the agent has the built-in DNS proxy.
+    /// Turns on the agent's built-in DNS proxy.
     pub fn with_builtin(self) -> Self {
         Self {
             builtin: true,
@@ -130,7 +130,7 @@ impl Lab {
         let level = "info,holdfast_agent=debug,holdfast_sdp=debug";
         command.env("HOLDFAST_LOG_LEVEL", level);
         if options.program.is_some() {
-            // Earlier releases have this name for the variable.
+            // Earlier releases use this name of the variable.
             command.env("HOLDFAST_LOG", level);
         }
         command.arg("run");
@@ -426,12 +426,12 @@ impl Lab {
             .sum())
     }
 
-    /// Gets a page from the node's loopback: status code and body.
+    /// Gets a page from the node's loopback. Returns status code and body.
     pub fn http(&self, port: u16, page: &str) -> Result<(u16, String)> {
         http::get(&self.node, port, page)
     }
 
-    /// Directory of endpoints that a boot does not empty.
+    /// Directory of endpoints that survives a reboot.
     pub fn endpoint_store(&self) -> PathBuf {
         self.directory().join("store")
     }

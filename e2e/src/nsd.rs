@@ -8,9 +8,10 @@ use crate::lab::Lab;
 use crate::netns::Netns;
 use crate::process::Program;
 
-/// Most simultaneous connections: those of four pods, and some that a drain left behind.
+/// Maximum number of simultaneous connections, enough for four pods and for the remains of a drain.
 const TCP_CONNECTIONS: u32 = 2000;
-/// Bytes for seconds of queries, so that a busy machine loses none at the server.
+/// Size of the receive buffer in bytes. It holds seconds of queries, so that a busy machine loses
+/// none at the server.
 const RECEIVE_BUFFER: u32 = 16 << 20;
 
 /// Serves one zone on port 53 of addresses of the world.
@@ -18,7 +19,7 @@ pub(crate) fn start(lab: &Lab, addresses: &[IpAddr], zone: &str, records: &str) 
     start_in(lab, &lab.world, "nsd", addresses, zone, records)
 }
 
-/// Like [`start`], in any namespace and with any name of the server, so that there may be several.
+/// Like [`start`], in any namespace and with any name of the server. So several servers can run.
 pub(crate) fn start_in(
     lab: &Lab,
     netns: &Netns,

@@ -19,7 +19,7 @@ use crate::wait::{eventually, until};
 
 /// A SYN is repeated after one second. A connection that is open before then has lost no packet.
 pub const FIRST_SYN: Duration = Duration::from_millis(900);
-/// How long a connection that must fail is awaited.
+/// Longest wait for a connection that must fail.
 pub const REFUSED_AFTER: Duration = Duration::from_millis(350);
 
 /// Longest wait for the echo of the last datagram.
@@ -77,7 +77,7 @@ impl Pod {
         stream.with_context(|| format!("connect to {to}"))
     }
 
-    /// Connects with the first SYN and gets an echo, or fails.
+    /// Fails unless the first SYN opens a connection that echoes.
     pub fn expect_open(&self, to: SocketAddr) -> Result<()> {
         self.netns.enter(|| echo(to))?
     }
@@ -137,17 +137,17 @@ impl Pod {
         })?
     }
 
-    /// Opens a connection that sends without pause until it is dropped.
+    /// Opens a connection that sends every few milliseconds until it is dropped.
     pub fn stream(&self, to: SocketAddr) -> Result<Stream> {
         Stream::start(self.connect(to, FIRST_SYN)?)
     }
 
-    /// Sends datagrams to an echo without pause until [`Datagrams::finish`].
+    /// Sends a datagram to an echo every few milliseconds until [`Datagrams::finish`].
     pub fn datagrams(&self, to: SocketAddr) -> Result<Datagrams> {
         Datagrams::start(self.socket_towards(to)?, to)
     }
 
-    /// Sends datagrams as fast as it can until [`Flood::finish`].
+    /// Sends datagrams without waiting for answers until [`Flood::finish`].
     pub fn flood(&self, to: SocketAddr) -> Result<Flood> {
         Ok(Flood::start(self.socket_towards(to)?, to))
     }
@@ -161,8 +161,8 @@ impl Pod {
     }
 }
 
-/// Datagrams as fast as one thread sends them, without waiting for answers. Even the shortest gap
-/// in the datapath lets some of them through.
+/// Eight datagrams every 100 µs, without waiting for answers. Even the shortest gap in the datapath
+/// lets some of them through.
 #[derive(Debug)]
 pub struct Flood {
     stop: Arc<AtomicBool>,
@@ -207,8 +207,8 @@ impl Drop for Flood {
     }
 }
 
-/// One datagram every few milliseconds, none repeated. Their number shows a gap in the datapath
-/// that TCP would hide.
+/// One datagram every few milliseconds, none repeated. The number of echoes shows a gap in the
+/// datapath that TCP would hide.
 #[derive(Debug)]
 pub struct Datagrams {
     stop: Arc<AtomicBool>,
@@ -340,7 +340,7 @@ impl Drop for Stream {
     }
 }
 
-/// Connects with the first SYN from the namespace of this thread and gets an echo, or fails.
+/// Fails unless the first SYN from this thread's namespace opens a connection that echoes.
 pub(crate) fn echo(to: SocketAddr) -> Result<()> {
     let stream = TcpStream::connect_timeout(&to, FIRST_SYN);
     let mut stream = stream.with_context(|| format!("connect to {to}"))?;

@@ -21,7 +21,8 @@ spec:
     )
 }
 
-/// A rule of an EgressFirewall: queries over UDP to the lab's first DNS server, which is outside.
+/// A rule of an EgressFirewall: queries over UDP to the lab's first DNS server, which is outside of
+/// the cluster.
 pub const TO_DNS: &str =
     "{type: Allow, to: {cidrSelector: 192.0.2.53/32}, ports: [{protocol: UDP, port: 53}]}";
 /// Last rule of an EgressFirewall, which denies everything that no earlier rule allows.
@@ -87,7 +88,7 @@ pub fn cidr(prefix: &str) -> String {
     )
 }
 
-/// The usual policy of pod a: queries for names below `good.test`, and connections to them.
+/// The usual policy of pod a: queries for names below `good.test`, and traffic to their addresses.
 pub fn good_names() -> String {
     only_names("*.good.test")
 }

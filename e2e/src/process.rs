@@ -46,13 +46,13 @@ impl Program {
         })
     }
 
-    /// Has the program's repairs read before it ends.
+    /// Makes `look` read the program's repairs before the program ends.
     pub fn check_repairs_at_end(&mut self, look: RepairCheck) {
         self.repair_check = Some(look);
     }
 
-    /// Reads the program's repairs now instead of before its end. A program that was stopped or has
-    /// ended reports none.
+    /// Reads the program's repairs at once instead of at its end. A program that was stopped or has
+    /// ended reports no repairs.
     pub fn check_repairs_now(&mut self) {
         if let Some(look) = self.repair_check.take()
             && self.runs()
@@ -74,7 +74,7 @@ impl Program {
         self.child.id()
     }
 
-    /// Its whole log so far.
+    /// The program's whole log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }

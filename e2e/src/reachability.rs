@@ -21,9 +21,9 @@ use socket2::{Domain, Socket, Type};
 use crate::listening::listen;
 use crate::netns::Netns;
 
-/// How long wanted answers are waited for.
+/// Longest wait for wanted answers.
 const LIMIT: Duration = Duration::from_millis(700);
-/// How long unwanted answers are awaited after the wanted ones arrived. Packets between pods of one
+/// Wait for unwanted answers after the wanted answers have arrived. Packets between pods of one
 /// node are delivered while they are sent.
 const QUIET: Duration = Duration::from_millis(100);
 /// How often a thread checks whether it must stop, milliseconds.
@@ -138,8 +138,8 @@ impl Sockets {
     }
 }
 
-/// The targets that answer packets sent from inside `netns`. `wanted` are those that must answer.
-/// Once they have answered, the others get only a moment more.
+/// The targets that answer packets sent from inside `netns`. `wanted` are the targets that must
+/// answer. Once they have answered, the other targets get only a tenth of a second more.
 pub fn answering(
     netns: &Netns,
     targets: &BTreeSet<Target>,
@@ -166,7 +166,7 @@ struct Probe {
     tcp: Vec<(Socket, Target)>,
     udp: [UdpSocket; 2],
     sctp: [UdpSocket; 2],
-    /// Source port of its SCTP packets.
+    /// Source port of the client's SCTP packets.
     sctp_port: u16,
     answered: BTreeSet<Target>,
 }
@@ -287,8 +287,8 @@ impl SctpPacket {
         })
     }
 
-    /// The bytes of the packet in a form that conntrack accepts. Its chunk has the minimal length.
-    /// Both sides have the same tag, which an INIT does not know yet.
+    /// The bytes of the packet in a form that conntrack accepts. The chunk has the minimal length.
+    /// Both sides use the same verification tag, except that an INIT must have 0.
     fn bytes(&self) -> Vec<u8> {
         let known = match self.chunk {
             INIT => 0,

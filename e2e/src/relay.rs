@@ -15,8 +15,8 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Writes certificates of an authority, a relay and an agent to `directory`. Returns those of
-    /// the relay and of the agent.
+    /// Writes certificates of an authority, a relay and an agent to `directory`. Returns the
+    /// certificates of the relay and of the agent.
     pub fn issue(directory: &Path) -> Result<(Self, Self)> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("create {}", directory.display()))?;

@@ -14,8 +14,8 @@ use crate::wait::eventually;
 
 /// Longest wait for the metrics of a running agent.
 const ANSWERS: Duration = Duration::from_secs(10);
-/// Longest wait for the end of a reconciler run. With the lab's interval it takes a fraction of
-/// this.
+/// Longest wait for the end of a reconciler run. With the lab's interval, a run takes a fraction of
+/// this time.
 const RUN: Duration = Duration::from_secs(5);
 
 /// Repairs that agents made although no other program wrote to the maps.
@@ -26,7 +26,7 @@ pub struct Repairs {
 }
 
 impl Repairs {
-    /// From now on the test itself writes the maps.
+    /// After this call, repairs are expected, because the test itself writes the maps.
     pub fn expect(&self) {
         self.expected.store(true, Ordering::Relaxed);
     }

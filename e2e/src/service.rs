@@ -21,8 +21,8 @@ pub const fn service6(host: u8) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, host as u16))
 }
 
-/// Translates each service address to a server, for port 53, both in packets that the node
-/// forwards and in those that it sends.
+/// Translates each service address to a server, for port 53, in packets that the node forwards and
+/// in packets that it sends.
 pub fn translate(lab: &Lab, services: &[(IpAddr, IpAddr)]) -> Result<()> {
     let mut rules = String::new();
     for (service, server) in services {
@@ -56,9 +56,9 @@ pub struct ServicePort {
     pub backends: Vec<SocketAddr>,
 }
 
-/// Translates Services as kube-proxy does: a random backend for each connection, the node's address as
-/// the source where the client is no pod or is the backend itself, and a refusal where there is no
-/// backend. Replaces the rules of an earlier call.
+/// Translates Services as kube-proxy does. Each connection gets a random backend. If the client is
+/// no pod, or is the backend itself, the source becomes the node's address. Without a backend,
+/// connections are refused. Replaces the rules of an earlier call.
 pub fn kube_proxy(lab: &Lab, ports: &[ServicePort]) -> Result<()> {
     let (mut chains, mut services, mut refused) = (String::new(), String::new(), String::new());
     for (n, port) in ports.iter().enumerate() {

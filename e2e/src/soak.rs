@@ -13,7 +13,7 @@ use crate::policy::{dns_to, egress};
 
 /// Endpoints among which the queries are divided.
 const ENDPOINTS: usize = 10;
-/// Addresses of a base name.
+/// Number of addresses of a base name.
 const ADDRESSES: u32 = 16;
 /// Number of names that share one address within twenty minutes, and of addresses of one name. An
 /// address in use keeps its expired names while new ones arrive.
@@ -27,7 +27,7 @@ pub struct Size {
     /// Names that are queried every five minutes. The same number of new names is queried each
     /// hour.
     pub names: u32,
-    /// Simulated hours. The second half must not use more than the first.
+    /// Simulated hours. The second half must not use more resources than the first.
     pub hours: u32,
 }
 
@@ -159,7 +159,7 @@ impl Soak {
     }
 }
 
-/// Numbers that are due in this second, at `hourly` per hour.
+/// Numbers of the new names that are due in this second, at `hourly` per hour.
 fn fresh(hourly: u32, second: u32) -> std::ops::Range<u32> {
     let until = |second: u32| {
         let all = u64::from(hourly) * u64::from(second) / 3600;

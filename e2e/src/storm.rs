@@ -29,20 +29,20 @@ use crate::{AgentOptions, Program, Query, SdpOptions, eventually};
 const STEADY: &str = "steady.good.test";
 /// Longest time until names learned without the agent are open.
 const BACK: Duration = Duration::from_secs(10);
-/// Number of blocks that an edit of the changing policy adds, and that it removes.
+/// Number of CIDR blocks that each edit of the changing policy adds. It removes as many.
 const BLOCKS: u8 = 250;
 
 /// The counts of a storm.
 #[derive(Debug, Default)]
 pub struct StormReport {
-    /// Kills of a ready agent, and of a starting one.
+    /// Number of kills of a ready or of a starting agent.
     pub kills: u32,
-    /// Those of the kills that left a map partly written.
+    /// Number of kills that left a map partly written.
     pub within_plan: u32,
-    /// Those of the kills that came within five seconds of the agent's confirmation of a new name, from the
-    /// released answer to the kill. A starting agent confirmed nothing.
+    /// Number of kills within five seconds of the agent's confirmation of a new name. The time
+    /// counts from the released answer. A starting agent has confirmed nothing.
     pub after_ack: u32,
-    /// The longest of these times.
+    /// Longest time between a confirmation and such a kill.
     pub longest_after_ack: Duration,
     /// New connections and datagrams to open addresses. Each was answered.
     pub allowed: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Storm<'l> {
     guest_there: bool,
     /// Which of the two sets of blocks the changing policy has.
     odd: bool,
-    /// Pod a's policy names the steady name besides.
+    /// Whether pod a's policy also names [`STEADY`].
     named: bool,
     ipcache: Map<IpcacheKey, IpcacheValue>,
     /// When the running agent last confirmed a new name.
@@ -148,7 +148,7 @@ pub fn play(lab: &Lab, seed: u64, kills: u32, successor: Successor) -> Result<St
             );
         }
     }
-    // It would take over.
+    // The standby ends first: otherwise it would take over.
     drop(storm.standby.take());
     drop(storm.agent.take());
     Ok(storm.outcome)
@@ -176,7 +176,7 @@ impl Storm<'_> {
     }
 
     fn round(&mut self, number: u32, fault: &Fault, streams: &[Stream]) -> Result<()> {
-        // A name that is new to every agent, confirmed just before.
+        // A name that is new to every agent. The agent confirms it just before the kill.
         let fresh = fresh(number)?;
         let name = format!("k{number}.good.test");
         self.lab
@@ -289,7 +289,7 @@ fn write_churn(lab: &Lab, odd: bool) -> Result<()> {
     lab.write_policy("churn.yaml", &egress("churn", "client", &rules))
 }
 
-/// An address of its own for each round's name.
+/// The address of this round's name, different in each round.
 fn fresh(round: u32) -> Result<IpAddr> {
     let host = u8::try_from(round / 2)?;
     Ok(if round.is_multiple_of(2) {

@@ -30,11 +30,11 @@ use crate::{config, traffic::names::Names};
 
 /// How often the process prints its progress.
 const PROGRESS: Duration = Duration::from_millis(100);
-/// Most lost queries whose time of sending is stored.
+/// Maximum number of lost queries whose time of sending is stored.
 const LOST_KEPT: usize = 200_000;
-/// Failures that are described in words.
+/// Maximum number of failures that are described in words.
 const SAMPLES: usize = 12;
-/// Most right answers of one sender whose time is stored.
+/// Maximum number of right answers of one sender whose time is stored.
 const TIMES_KEPT: usize = 200_000;
 
 /// Kind, rate and duration of the load that the process sends.
@@ -51,7 +51,7 @@ pub struct Spec {
     pub lasting: u32,
     /// Names from which each query is chosen.
     pub names: Names,
-    /// How long answers are waited for at the end.
+    /// Longest wait for answers at the end.
     pub lost_after: Duration,
 }
 
@@ -184,7 +184,7 @@ impl Report {
     }
 }
 
-/// How far a run is.
+/// Progress of a run of the load.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Progress {
     pub sent: u64,
@@ -347,7 +347,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Lets it send for this long.
+    /// Lets the process send for this long.
     pub(crate) fn lasts(&self, duration: Duration) {
         std::thread::sleep(duration);
     }

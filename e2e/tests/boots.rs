@@ -1,5 +1,5 @@
-//! A node that boots another kernel keeps its pods under policy from their first packet on, with the
-//! state that the kernel before left on its disk.
+//! A node that boots another kernel keeps its pods under policy from their first packet on, with
+//! the state that was left on its disk under the previous kernel.
 //!
 //! `cargo xtask test --tier kernels` runs the two tests in two guests, one after another, which share
 //! a directory.
@@ -16,9 +16,10 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, config, eventually, shell, w
 const SOON: Duration = Duration::from_secs(20);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not, and that only the pod of the container runtime sends to.
+/// Server that policy does not allow. Only the pod of the container runtime sends to it.
 const DENIED: u8 = 12;
-/// Another one that it does not allow. The other pods are open until the agent has found them.
+/// Another server that policy does not allow, for the other pods. They are open until the agent has
+/// found them.
 const OTHER: u8 = 11;
 const REASON: &str = "two guests with one disk: cargo xtask test --tier kernels";
 
@@ -60,8 +61,8 @@ fn start_agent(lab: &Lab) -> Result<Program> {
     lab.start_agent(&AgentOptions::default().flag(&socket))
 }
 
-/// What a container does that sends as soon as it runs: packets to a forbidden server, then to an
-/// allowed one, whose echo it awaits.
+/// Acts like a container that sends as soon as it runs: sends packets to a forbidden server, then
+/// to an allowed server, whose echo it waits for.
 fn sends_at_once(pod: &Pod) -> Result<()> {
     pod.netns.enter(|| -> Result<()> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -90,7 +91,7 @@ fn is_judged(lab: &Lab, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// A pod of the container runtime, one of an endpoint document, one of a command.
+/// Three pods: one from the container runtime, one from an endpoint document, one from a command.
 struct Pods {
     by_cni: Sandbox,
     document: String,
@@ -121,7 +122,7 @@ fn a_first_kernel() {
         closes(&lab.b)?;
         lab.add_endpoint(&third, WEB)?;
         closes(&third)?;
-        // As when the power fails.
+        // The agent is killed, as by a power failure.
         agent.kill_9()?;
         for pod in [&lab.a, &lab.b, &third] {
             is_judged(lab, pod)?;
@@ -150,11 +151,11 @@ fn a_second_kernel() {
             closes(pod)?;
             is_judged(lab, pod)?;
         }
-        // What a command added is void after a boot, and named.
+        // After a boot, the endpoint that a command added is void. The status names it.
         let status = lab.agent(&["status"])?;
         ensure!(status.contains("endpoint add"), "{status}");
         ensure!(status.contains(&format!("{}-c", lab.name())), "{status}");
-        // The state is of this kernel now.
+        // By this time, the state belongs to this kernel.
         agent.kill_9()?;
         is_judged(lab, &lab.a)?;
         let _agent = start_agent(lab)?;

@@ -38,15 +38,16 @@ crate::words! {
         LinkLocal = 3 => "link_local",
         /// The packet is a DNS server's answer to a query that a proxy sent from the pod's address.
         Returned = 4 => "returned",
-        /// A packet to a pod of another node, sent with the sender's identity (--high-scale-ipcache full).
+        /// The packet is to a pod of another node, and was sent with the sender's identity
+        /// (--high-scale-ipcache full).
         Wrapped = 5 => "wrapped",
-        /// A packet of another node's pod, which came with its identity.
+        /// The packet is from a pod of another node, and came with the pod's identity.
         Unwrapped = 6 => "unwrapped",
-        /// Like wrapped, to an address outside of every known block of pods: the list of blocks outside of
-        /// the cluster lacks it.
+        /// The packet was wrapped, although its destination is outside of every known block of pods: no
+        /// CiliumWorldCIDRs has this address.
         WrappedOutside = 7 => "wrapped_outside",
-        /// A packet of another node's pod, as the ipcache says, that came without its identity although this
-        /// node unwraps packets (--high-scale-ipcache): the other node does not wrap them.
+        /// By the ipcache, the packet is from a pod of another node. This node unwraps packets
+        /// (--high-scale-ipcache), but the packet came without an identity: the other node does not wrap.
         Plain = 8 => "plain",
         // Dropped.
         /// No policy entry allows the packet.
@@ -80,8 +81,8 @@ crate::words! {
         /// The packet is from a pod to the port of the tunnel between nodes. Only nodes may send to it.
         TunnelPort = 28 => "tunnel_port",
         /// The packet is of the tunnel between nodes, and no node sends such a packet: it has no identity or
-        /// one that means nothing here, other addresses inside than outside, a source outside of the
-        /// cluster or of this node, or it is a fragment.
+        /// an unknown one, its inner and outer addresses differ, its source is outside of the cluster or on
+        /// this node, or it is a fragment.
         TunnelForged = 29 => "tunnel_forged",
         /// The frame is from a pod, but its source MAC is not the pod's.
         SourceMac = 30 => "source_mac",
@@ -99,7 +100,7 @@ crate::words! {
         /// servers. The program removed the endpoint's oldest entry for a new one.
         Displaced = 34 => "displaced",
         // Dropped too: the numbers from 16 to 31 are in use.
-        /// A packet to a pod of another node that is too long to be wrapped. An ICMP error gives the pod
+        /// The packet is to a pod of another node, and is too long to be wrapped. An ICMP error gives the pod
         /// the length that fits.
         TooBig = 48 => "too_big",
     }

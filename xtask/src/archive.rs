@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result};
 
 use crate::process;
 
-/// Options that keep order, owners and permissions of this machine out of the archive. Its times
-/// are those of the commit.
+/// Options that keep order, owners and permissions of this machine out of the archive. All files
+/// get the time of the commit.
 const SAME: [&str; 6] = [
     "--sort=name",
     "--owner=0",

@@ -1,8 +1,8 @@
 //! `cargo xtask bpf`: builds the eBPF programs into the committed objects.
 //!
-//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that no build needs the
-//! eBPF toolchain to build or test them. Next to them lies a stamp: a hash of the
-//! sources that they were built from, and the compilers that built them.
+//! The agent and the proxy embed `bpf/prebuilt/*.o`, so that building and testing them needs no
+//! eBPF toolchain. Next to the objects lies a stamp: a hash of the sources that they were built
+//! from, and the compilers that built them.
 
 use std::{
     env, fs,
@@ -19,12 +19,13 @@ const OBJECTS: [&str; 2] = ["holdfast-bpf", "holdfast-steer"];
 const PREBUILT: &str = "bpf/prebuilt";
 const STAMP: &str = "bpf/prebuilt/holdfast-bpf.stamp";
 const BUILT: &str = "target/bpf/bpfel-unknown-none/release";
-/// Sources of the objects, besides the pinned dependencies.
+/// Sources of the objects, in addition to the pinned dependencies.
 const SOURCES: [&str; 3] = ["bpf/Cargo.toml", "bpf/src", "shared-maps/src"];
 /// Files below [`SOURCES`] that are not compiled into the objects.
 const NOT_SOURCES: [&str; 2] = ["shared-maps/src/user.rs", "shared-maps/src/user"];
 
-/// Builds the objects and their stamp. With `check`, compares them with the committed ones instead.
+/// Builds the objects and their stamp. With `check`, compares them with the committed files
+/// instead.
 ///
 /// A check needs no toolchain to notice sources newer than the objects; the bytes are compared only
 /// where exactly the toolchain of the stamp is installed.

@@ -39,9 +39,9 @@ const NAME: &str = "{{ include \"holdfast.fullname\" $ }}";
 /// What to do with files that are made from other files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Derived {
-    /// Report those that are out of date.
+    /// Report files that are out of date.
     Check,
-    /// Write those that are out of date.
+    /// Write files that are out of date.
     Write,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn run(derived: Derived) -> Result<()> {
     Ok(())
 }
 
-/// Files that both charts have, and roles that tests read without helm.
+/// Checks the files that both charts have, and the roles that tests read without helm.
 fn copies(derived: Derived) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let [source, copy] = CHARTS.map(chart);

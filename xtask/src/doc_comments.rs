@@ -22,9 +22,9 @@ const EMPTY: [&str; 16] = [
     "a", "an", "the", "of", "its", "this", "these", "that", "is", "in", "for", "to", "and", "one",
     "all", "each",
 ];
-/// Derives of clap: there a comment is the text of `--help`.
+/// Derives of clap: there, doc comments are the text of `--help`.
 const HELP: [&str; 4] = ["Args", "Parser", "Subcommand", "ValueEnum"];
-/// Most words of a short comment.
+/// Maximum number of words of a short comment.
 const SHORT: usize = 4;
 
 /// The comments of the workspace.
@@ -187,7 +187,7 @@ fn is_help(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The words of a comment without [`EMPTY`] ones, in the singular.
+/// The words of a comment in the singular, without the words in [`EMPTY`].
 fn words(comment: &str) -> impl Iterator<Item = String> {
     comment
         .split(|c: char| !c.is_alphanumeric())

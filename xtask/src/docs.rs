@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::{process, workspace};
 
-/// Writes these files. The same tests fail if the files are out of date.
+/// Writes the files, by running the tests that fail if the files are out of date.
 pub(crate) fn write() -> Result<()> {
     let mut test = workspace::test(&["metrics_page", "command_line_files"]);
     test.env("HOLDFAST_BLESS", "1");

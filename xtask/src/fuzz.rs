@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: the fuzzers of `fuzz/`, each for a number of seconds.
 //!
-//! Inputs that are found stay in the target directory; those worth keeping go
-//! to `fuzz/corpus/<target>/`, where every test run replays them.
+//! Inputs that are found stay in the target directory. Inputs worth keeping go to
+//! `fuzz/corpus/<target>/`, where every test run replays them.
 
 use std::{fs, time::Duration};
 
@@ -70,7 +70,8 @@ fn corpus(name: &str) -> std::path::PathBuf {
 
 fn cargo_fuzz(verb: &str) -> std::process::Command {
     let mut fuzz = process::command("rustup", &["run", "nightly", "cargo", "fuzz", verb]);
-    // No address sanitizer: the fuzzed code is not unsafe, and the sanitizer would double the build time.
+    // No address sanitizer: the fuzzed code has no `unsafe`, and the sanitizer would double the
+    // build time.
     fuzz.args(["--fuzz-dir", "fuzz", "--features", "libfuzzer"])
         .args(["--sanitizer", "none"])
         .current_dir(repository::root())

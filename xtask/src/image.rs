@@ -38,9 +38,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// A container image and the programs in it.
 #[derive(Clone, Copy, Debug)]
 struct Image {
-    /// Package, program and entry point.
+    /// Name of the package, of the program and of the entry point.
     program: &'static str,
-    /// Packages of programs that are inside as well.
+    /// Packages of other programs in the image.
     also: &'static [&'static str],
 }
 
@@ -73,7 +73,7 @@ impl Profile {
     }
 }
 
-/// Names of the images, which are those of their programs.
+/// Names of the images, which equal the names of their programs.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     IMAGES.into_iter().map(|image| image.program)
 }
@@ -115,7 +115,7 @@ pub(crate) fn run(profile: Profile) -> Result<Vec<String>> {
     Ok(passed)
 }
 
-/// Builds the programs. Returns their directory, and that of the static ones.
+/// Builds the programs. Returns the directories of the dynamic and of the static programs.
 pub(crate) fn build(profile: Profile) -> Result<[PathBuf; 2]> {
     let members = workspace::metadata(false)?;
     let is_member = |name: &&&str| workspace::packages(&members).any(|one| one["name"] == ***name);

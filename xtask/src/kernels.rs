@@ -28,20 +28,20 @@ use crate::{packages, process, workspace};
 /// What a guest does if no script is given.
 pub(crate) const SMOKE: &str = include_str!("kernels/smoke.sh");
 
-/// Profile of the programs in a guest, the same as of `cargo xtask bench`.
+/// Profile of the programs in a guest, the same as for `cargo xtask bench`.
 const PROFILE: &str = "measured";
 
 /// Which programs a guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Programs {
-    /// Optimised ones, made by [`build`].
+    /// Optimised programs, made by [`build`].
     Measured,
-    /// Those that the tests of this machine have built.
+    /// The programs that the tests of this machine have built.
     Debug,
 }
 
 impl Programs {
-    /// Their directory in cargo's target directory.
+    /// The programs' directory in cargo's target directory.
     fn directory(self) -> &'static str {
         match self {
             Self::Measured => PROFILE,
@@ -50,7 +50,7 @@ impl Programs {
     }
 }
 
-/// Every wait of a test is so many times longer in a guest. Nothing else is looser there.
+/// Every wait of a test is this many times longer in a guest. Nothing else is looser there.
 pub(crate) const TIME_FACTOR: u32 = 6;
 
 /// A kernel that Debian has, by its release.
@@ -68,7 +68,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// The first two numbers of its version.
+    /// The first two numbers of the kernel's version.
     pub(crate) fn release(self) -> &'static str {
         match self {
             Self::V5_10 => "5.10",
@@ -77,7 +77,7 @@ impl Kernel {
         }
     }
 
-    /// Whether programs are attached by TCX links there.
+    /// Whether programs are attached by TCX links on this kernel.
     pub(crate) fn has_tcx(self) -> bool {
         self == Self::V6_12
     }
@@ -193,8 +193,8 @@ pub(crate) struct Work<'w> {
     /// Text of the script, for bash.
     pub(crate) script: &'w str,
     pub(crate) args: &'w [String],
-    /// The host's directory that is /disk in the guest. `None`: one that is removed when the guest
-    /// has ended.
+    /// The host's directory that is /disk in the guest. `None`: a new directory, which is removed
+    /// when the guest has ended.
     pub(crate) disk: Option<&'w Path>,
     /// Programs whose directory comes first in the guest's `PATH`.
     pub(crate) programs: Programs,

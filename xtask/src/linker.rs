@@ -28,13 +28,14 @@ pub(crate) fn is_there(llvm: u32) -> bool {
     serves(&libraries, llvm)
 }
 
-/// Whether it can be built against this LLVM, and the LLVM's headers are available.
+/// Whether the linker can be built against this LLVM, and the LLVM's headers are available.
 pub(crate) fn can_be_built(llvm: u32) -> bool {
     let package = dev_package(llvm);
     LLVMS.contains(&llvm) && (packages::is_installed(&package) || packages::is_available(&package))
 }
 
-/// Whether the linker can be used: LLVM reads the output of older versions, but not of newer ones.
+/// Whether the linker can be used: LLVM reads the output of older versions, but not of newer
+/// versions.
 fn serves(libraries: &str, llvm: u32) -> bool {
     linked_llvm(libraries).is_none_or(|linked| linked >= llvm)
 }

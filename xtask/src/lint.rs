@@ -93,7 +93,7 @@ fn one(check: Check) -> Result<()> {
             let mut command = process::command("cargo", &args);
             command.args(["--all-targets", "--", "-D", "warnings"]);
             process::run(command)?;
-            // The agent of a build without a cluster.
+            // The agent as built without its feature `kubernetes`.
             let mut command = process::command("cargo", &["clippy", "--locked"]);
             for package in ["", "-lib", "-cluster"] {
                 command.arg(format!("--package=holdfast-agent{package}"));

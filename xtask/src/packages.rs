@@ -203,10 +203,11 @@ pub(super) const BENCH: &[Package] = &[Package {
     why: "a forwarder to compare with, in `bench dns`",
 }];
 
-/// `apt-get update` fails while another one has the package lists, and tiers install at the same time.
+/// Tiers install at the same time, but `apt-get update` fails while another process holds the
+/// package lists.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-/// Installs those of `packages` that are missing.
+/// Installs the missing packages among `packages`.
 pub(super) fn install(packages: &[Package]) -> Result<()> {
     let missing: Vec<&Package> = packages
         .iter()
@@ -223,7 +224,7 @@ pub(super) fn install(packages: &[Package]) -> Result<()> {
     newest(&missing)
 }
 
-/// Installs the packages, or updates those that are installed.
+/// Installs the packages, or updates them if they are installed.
 pub(crate) fn newest(packages: &[&Package]) -> Result<()> {
     if !process::installed("apt-get") {
         let names: Vec<&str> = packages.iter().map(|package| package.name).collect();

@@ -23,7 +23,7 @@ use crate::{
     packages, process, workspace,
 };
 
-/// Version of every artefact: that of the workspace.
+/// Version of every artefact: the version of the workspace.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What the programs are built for, as Debian names it.
 const ARCHITECTURE: &str = "amd64";
@@ -42,7 +42,7 @@ enum Compression {
 struct Package {
     /// Name of the package and its program.
     name: &'static str,
-    /// Static programs that are inside as well.
+    /// Static programs that are also in the package.
     also: &'static [&'static str],
     summary: &'static str,
     description: &'static str,
@@ -109,7 +109,8 @@ const PACKAGES: [Package; 2] = [
     },
 ];
 
-/// Builds the programs, then makes the packages and the tarball; the files, with that of their sums.
+/// Builds the programs, then makes the packages and the tarball. Returns these files and the file
+/// of their sums.
 pub(crate) fn run(profile: Profile) -> Result<Vec<PathBuf>> {
     packages::install(packages::PACKAGE)?;
     let programs = image::build(profile)?;

@@ -35,7 +35,7 @@ pub(crate) enum Benchmark {
 }
 
 impl Benchmark {
-    /// Whether it starts no other program.
+    /// Whether the benchmark starts no other program.
     fn is_one_process(self) -> bool {
         matches!(self, Self::Agent | Self::Datapath | Self::Rules)
     }
@@ -61,7 +61,7 @@ const PROFILE: &str = "measured";
 const PACKAGE: &str = "holdfast-bench";
 const BENCH: &str = "bench";
 
-/// Programs that the others start.
+/// Programs that the other benchmarks start.
 const PROGRAMS: &[&str] = &[
     "--package",
     "holdfast-agent",

@@ -1,5 +1,5 @@
-//! The previous version's programs, which tests replace by those of this version. They are built
-//! from the commit in the file `e2e/previous`.
+//! The previous version's programs, which tests replace by the programs of this version. They are
+//! built from the commit in the file `e2e/previous`.
 
 use std::{
     collections::BTreeSet,
@@ -44,7 +44,7 @@ pub(crate) struct Previous {
 
 /// Builds the programs if they are missing. Returns their paths.
 ///
-/// `reference`: a commit that replaces the one in the file.
+/// `reference`: a commit that replaces the commit in the file.
 pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previous> {
     let commit = commit(reference)?;
     let target = workspace::target_dir()?;
@@ -89,8 +89,9 @@ pub(crate) fn build(reference: Option<&str>, profile: Profile) -> Result<Previou
     Ok(previous)
 }
 
-/// Links the built dependencies of this version into `to`, so that cargo builds only those that
-/// differ. The members of the workspace are left out: they have the same names in both versions.
+/// Links the built dependencies of this version into `to`, so that cargo builds only dependencies
+/// that differ. The members of the workspace are left out: they have the same names in both
+/// versions.
 fn share_dependencies(from: &Path, to: &Path, profile: Profile) -> Result<()> {
     let from = from.join(profile.directory());
     let to = to.join(profile.directory());

@@ -24,7 +24,7 @@ use crate::{fuzz, image, kernels::Kernel, previous, process, setup};
 use programs::test_programs;
 use tally::Tally;
 
-/// A file of tests that runs longer hangs: it is ended and counts as failed.
+/// A file of tests that runs longer than this hangs: it is ended and counts as failed.
 const E2E_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// The same limit for the nightly tests.
 const NIGHTLY_LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
@@ -241,8 +241,8 @@ struct Job {
     lanes: usize,
 }
 
-/// Runs the jobs, beginning with those of which most may run at the same time. Each job makes its
-/// own namespaces and pins, so jobs do not affect each other.
+/// Runs the jobs, beginning with the jobs of which the most may run at the same time. Each job
+/// makes its own namespaces and pins, so jobs do not affect each other.
 fn side_by_side(jobs: Vec<Job>, limit: Duration) -> Result<Tally> {
     let mut groups = BTreeMap::<usize, Vec<Job>>::new();
     for job in jobs {

@@ -19,7 +19,7 @@ const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 pub(crate) enum Toolchain {
     /// Toolchain `nightly` of rustup, with `rust-src`.
     Nightly,
-    /// The one that builds everything else (`rust-toolchain.toml`), with `rust-src`.
+    /// The toolchain that builds everything else (`rust-toolchain.toml`), with `rust-src`.
     Active,
     /// Debian's rustc-web, cargo-web and rust-web-src.
     Debian,
@@ -66,7 +66,7 @@ impl Toolchain {
         Self::usable().next()
     }
 
-    /// All such toolchains, in the order of preference.
+    /// All toolchains that [`Self::find`] could return, in the order of preference.
     pub(crate) fn usable() -> impl Iterator<Item = Self> {
         usable(&Machine)
     }
@@ -166,7 +166,7 @@ fn llvm_major(version: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// LLVM of each toolchain in [`ORDER`], and those that can be linked.
+    /// LLVM of each toolchain in [`ORDER`], and the LLVMs for which there is a linker.
     struct Has([Option<u32>; 3], &'static [u32]);
 
     impl Probe for Has {
@@ -188,7 +188,7 @@ mod tests {
         let all = [Some(23), Some(22), Some(21)];
         for (has, wanted) in [
             (Has(all, &[21, 22, 23]), Some(Toolchain::Nightly)),
-            // Debian has no LLVM as new as that of the nightly toolchain.
+            // Debian has no LLVM as new as the LLVM of the nightly toolchain.
             (Has(all, &[21, 22]), Some(Toolchain::Active)),
             (Has(all, &[21]), Some(Toolchain::Debian)),
             (Has(all, &[]), None),

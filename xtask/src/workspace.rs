@@ -72,7 +72,7 @@ pub(crate) fn build() -> Command {
     command
 }
 
-/// The command that runs these test programs of that build.
+/// The command that runs these test programs, as [`build`] builds them.
 pub(crate) fn test(programs: &[&str]) -> Command {
     let test = ["test", "--locked", "--workspace", "--exclude", BPF];
     let mut command = process::command("cargo", &test);

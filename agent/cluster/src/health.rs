@@ -1,4 +1,4 @@
-//! How the watches are: which of them is stale, and since when.
+//! The state of the watches: which of them are stale, and since when.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ pub struct ClusterHealth {
     server: Arc<str>,
     /// The watched kinds.
     resources: &'static [Resource],
-    /// `host:port` of the relays in the place of the server's watches; empty = there are none.
+    /// `host:port` of the relays that replace the server's watches; empty = there are none.
     relays: Arc<[String]>,
     /// The relay that the objects come from.
     relay: Arc<Mutex<Option<String>>>,
@@ -46,10 +46,10 @@ struct State {
     objects: usize,
     /// Why the watch is stale, and since when.
     stale: Option<(Instant, String)>,
-    /// When the stored listing that stands in for this watch was last known to be right; none = no
+    /// When the stored listing that stands in for this watch was last known to be right; `None` = no
     /// stored listing stands in.
     stored: Option<Instant>,
-    /// The stored listing has objects of the kind.
+    /// Whether the stored listing has objects of the kind.
     has_stored: bool,
 }
 
@@ -61,30 +61,30 @@ pub struct ClusterView {
     /// `host:port` of the relays that the agent connects to; empty = it watches the API server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relays: Vec<String>,
-    /// The relay that the objects come from; none = the API server, or no relay is connected.
+    /// The relay that the objects come from; `None` = the API server, or no relay is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
-    /// Why the files of the certificates for relays cannot be used, and those that were read last are
-    /// in use; none = they can.
+    /// Why the files of the certificates for relays cannot be used. The files as last read are
+    /// in use. `None` = the files can be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_certificates: Option<String>,
     /// One entry for each watched kind.
     pub watches: Vec<WatchHealth>,
-    /// Why the object about this node cannot be written; none = it is written.
+    /// Why the object about this node cannot be written; `None` = it is written.
     pub own_node: Option<String>,
-    /// Why labels of this Node are not copied to that object at once; none = they are.
+    /// Why labels of this Node are not copied at once to the object about it; `None` = they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_labels: Option<String>,
-    /// Why the startup taint of this node cannot be removed; none = it is not there, or the agent
+    /// Why the startup taint of this node cannot be removed; `None` = it is not there, or the agent
     /// is not ready yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup_taint: Option<String>,
-    /// Nodes that had an agent and have none now.
+    /// Nodes that had an agent and have no agent now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes_without_agent: Vec<NodeWithoutAgent>,
-    /// Why refused objects are not reported in the cluster; none = they are, or there are none.
+    /// Why refused objects are not reported in the cluster; `None` = they are, or no object is refused.
     pub report_problem: Option<String>,
-    /// Why the stored list of the cluster does not stand in; none = there is none, or it does.
+    /// Why the stored list of the cluster does not stand in; `None` = it does, or no list is stored.
     pub stored_problem: Option<String>,
 }
 
@@ -92,28 +92,28 @@ pub struct ClusterView {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct NodeWithoutAgent {
     pub node: String,
-    /// For how long this agent has seen no agent there, seconds.
+    /// For how many seconds this agent has seen no agent there.
     pub seconds: u64,
 }
 
-/// A watch, as it is now.
+/// The present state of a watch.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct WatchHealth {
     pub kind: String,
     /// It has been listed at least once.
     pub has_listed: bool,
     pub objects: usize,
-    /// How long it has been stale, seconds; 0 = it is not.
+    /// For how many seconds it has been stale; 0 = it is not stale.
     pub stale_seconds: u64,
-    /// Why the watch is stale; none = it is not.
+    /// Why the watch is stale; `None` = it is not stale.
     pub reason: Option<String>,
-    /// A stored listing stands in until the watch has listed: how long ago it was right, seconds;
-    /// none = the watch has listed, or there is no stored listing.
+    /// A stored listing stands in until the watch has listed: how many seconds ago it was right;
+    /// `None` = the watch has listed, or there is no stored listing.
     pub stored_seconds: Option<u64>,
 }
 
 impl ClusterHealth {
-    /// The same with relays in the place of the server's watches.
+    /// The same state, with relays that replace the server's watches.
     pub(crate) fn through(self, relays: &[String]) -> Self {
         Self {
             relays: relays.into(),
@@ -152,7 +152,7 @@ impl ClusterHealth {
         }
     }
 
-    /// The watch follows the server.
+    /// Notes that the watch follows the server.
     pub(crate) fn set_fresh(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
             if let Some((since, _)) = state.stale.take() {
@@ -166,7 +166,7 @@ impl ClusterHealth {
         });
     }
 
-    /// The cluster does not have the kind, and may do without it.
+    /// Notes that the cluster does not have the kind, and needs none of its objects.
     pub(crate) fn set_absent(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
             // Before the first list, an API server that has just started may not serve the kind yet.
@@ -188,7 +188,7 @@ impl ClusterHealth {
         has
     }
 
-    /// The watch does not follow the server.
+    /// Notes why the watch does not follow the server.
     pub(crate) fn set_stale(&self, resource: &Resource, reason: String) {
         self.with(resource.kind, |state| {
             let since = state.stale.as_ref().map(|(since, _)| *since);
@@ -207,7 +207,7 @@ impl ClusterHealth {
         });
     }
 
-    /// As [`Self::set_stale`], for a kind that a relay has been unable to follow for this long.
+    /// Like [`Self::set_stale`], for a kind that a relay has been unable to follow for this long.
     pub(crate) fn set_stale_for(
         &self,
         resource: &Resource,
@@ -224,7 +224,7 @@ impl ClusterHealth {
         });
     }
 
-    /// The objects come from this relay. Gives whether they came from a relay before.
+    /// Notes the relay that the objects come from. Gives whether they came from a relay before.
     pub(crate) fn set_relay(&self, relay: Option<String>) -> bool {
         let mut known = self.relay.lock();
         let had = known.is_some();
@@ -238,7 +238,7 @@ impl ClusterHealth {
         had
     }
 
-    /// Why the files of the certificates for relays cannot be used; none = they can.
+    /// Notes why the files of the certificates for relays cannot be used; `None` = they can.
     pub(crate) fn set_relay_certificates(&self, problem: Option<String>) {
         let mut known = self.relay_certificates.lock();
         if *known != problem {
@@ -266,7 +266,7 @@ impl ClusterHealth {
         });
     }
 
-    /// A stored listing of this age stands in for these kinds, each with its number of objects.
+    /// Notes that a stored listing of this age stands in for these kinds, each with its number of objects.
     pub fn set_stored(&self, kinds: &[(&str, usize)], age: Duration) {
         let now = Instant::now();
         for (kind, objects) in kinds {
@@ -279,7 +279,7 @@ impl ClusterHealth {
         }
     }
 
-    /// The stored listing does not stand in.
+    /// Notes why the stored listing does not stand in.
     pub fn set_stored_problem(&self, problem: String) {
         *self.stored_problem.lock() = Some(problem);
     }
@@ -306,7 +306,7 @@ impl ClusterHealth {
         has
     }
 
-    /// Notes why the object about this node cannot be written; none = it was written.
+    /// Notes why the object about this node cannot be written; `None` = it was written.
     pub(crate) fn set_own_node(&self, problem: Option<String>) {
         let mut known = self.own_node.lock();
         if *known != problem {
@@ -321,7 +321,7 @@ impl ClusterHealth {
         }
     }
 
-    /// Notes why labels of this Node are not copied to the object about it at once; none = they are.
+    /// Notes why labels of this Node are not copied to the object about it at once; `None` = they are.
     pub(crate) fn set_node_labels(&self, problem: Option<String>) {
         let mut known = self.node_labels.lock();
         if *known != problem {
@@ -335,7 +335,7 @@ impl ClusterHealth {
         }
     }
 
-    /// Why the startup taint of this node cannot be removed; none = it is not there.
+    /// Notes why the startup taint of this node cannot be removed; `None` = it is not there.
     pub(crate) fn set_startup_taint(&self, problem: Option<String>) {
         let mut known = self.startup_taint.lock();
         if *known != problem {
@@ -349,7 +349,7 @@ impl ClusterHealth {
         }
     }
 
-    /// The nodes that had an agent and have none now.
+    /// Takes the nodes that had an agent and have no agent now.
     pub fn set_unattended(&self, nodes: BTreeSet<String>) {
         let now = Instant::now();
         let mut known = self.unattended.lock();
@@ -376,7 +376,7 @@ impl ClusterHealth {
         nodes.collect()
     }
 
-    /// How many objects there are.
+    /// Notes how many objects of a kind there are.
     pub fn set_objects(&self, kind: &str, objects: usize) {
         self.with(kind, |state| state.objects = objects);
     }

@@ -59,7 +59,7 @@ pub struct Here {
     pub high_scale: Option<&'static str>,
     /// Kinds that are watched.
     pub resources: &'static [Resource],
-    /// Nothing is written in the cluster: neither the object about this node nor reports.
+    /// Whether the agent writes nothing in the cluster: neither the object about this node nor reports.
     pub reads_only: bool,
     /// `--k8s-service-cidr` is given, or `--without-service-cidrs` to a relay: the kind ServiceCIDR
     /// may then be absent.
@@ -69,7 +69,7 @@ pub struct Here {
 /// The watches of this run, as the agent follows them.
 #[derive(Debug)]
 pub struct Watches {
-    /// Documents that are new, changed or gone.
+    /// New, changed and deleted documents.
     pub batches: mpsc::Receiver<Batch>,
     /// Whether each watch is current, for `status` and metrics.
     pub health: ClusterHealth,

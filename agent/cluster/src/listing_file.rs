@@ -1,7 +1,7 @@
 //! The last complete listing of the cluster, on disk (`state/cluster.json`): it stands in for the
 //! API server if the server is away at the agent's start.
 //!
-//! One object a line, sorted by key. A new file is made from the former one and the changes since,
+//! Each line is an object; lines are sorted by key. A new file is the former one with later changes,
 //! so that no copy of the objects is in memory.
 
 mod merge;
@@ -50,7 +50,7 @@ pub enum ListingError {
     /// The file is torn or damaged.
     #[error("{path} is damaged ({reason}); remove it", path = .path.display())]
     Damaged { path: PathBuf, reason: String },
-    /// The file is of another cluster.
+    /// The file describes another cluster.
     #[error("{path} is of another cluster: its {field} is {found}, not {wanted}; remove it, or correct the API server of this agent (the first list of this cluster replaces the file)", path = .path.display())]
     Foreign {
         path: PathBuf,

@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// With more bytes of changes than this, the task writes them to the partial file at once, even if
 /// the listing is not complete or the last write is less than [`INTERVAL`] ago.
 const ROOM: usize = 4 << 20;
-/// Most bytes of changes that wait while the disk fails.
+/// Maximum bytes of changes that wait while the disk fails.
 const MOST: usize = 64 << 20;
 
 /// Changes that are not on disk yet.
@@ -35,7 +35,7 @@ struct State {
     changed: Changed,
     bytes: usize,
     is_current: bool,
-    /// The listing on disk would have gaps: nothing more is stored in this run.
+    /// Whether the listing on disk would have gaps: then nothing more is stored in this run.
     has_gaps: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Stands in for the client and the relays in a build without the feature `kubernetes`.
 
-/// In the place of the client.
+/// Stands in for the client.
 pub mod api {
-    /// In the place of the client.
+    /// Stands in for the client.
     pub mod client {
         use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -53,7 +53,7 @@ pub mod api {
         }
     }
 
-    /// In the place of the DaemonSet's watch.
+    /// Stands in for the DaemonSet's watch.
     pub mod own_set {
         use super::client::Api;
 
@@ -78,7 +78,7 @@ pub mod api {
         }
     }
 
-    /// In the place of the startup taint.
+    /// Stands in for the startup taint.
     pub mod startup_taint {
         use tokio_util::sync::CancellationToken;
 
@@ -105,9 +105,9 @@ pub mod api {
     }
 }
 
-/// In the place of relays.
+/// Stands in for relays.
 pub mod relay {
-    /// In the place of the relays' certificates.
+    /// Stands in for the relays' certificates.
     pub mod credentials {
         use crate::relay_settings::{TlsError, TlsFiles};
 
@@ -117,7 +117,7 @@ pub mod relay {
         }
     }
 
-    /// In the place of the relays' start.
+    /// Stands in for the relays' start.
     pub mod start {
         use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -23,7 +23,7 @@ pub struct OwnInterfaces {
     /// Addresses of all interfaces, loopback included.
     pub addresses: BTreeSet<IpAddr>,
     /// The node's own addresses, without addresses of Services that kube-proxy or NodeLocal
-    /// DNSCache puts on interfaces of its own.
+    /// DNSCache puts on their own interfaces.
     pub own: BTreeSet<IpAddr>,
     /// What the interfaces say about Services.
     pub of_services: NodeInterfaces,

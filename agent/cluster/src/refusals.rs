@@ -7,14 +7,14 @@ use std::{
 
 use agent_core::policy::document::PolicyError;
 
-/// Most refused objects that are reported.
+/// Maximum number of refused objects that are reported.
 const REPORTED: usize = 500;
 
 /// The objects of the cluster that are refused now, and the policies whose status changes if they are
 /// accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusals {
-    /// Message by key of the document.
+    /// Why each document is refused, by its key.
     pub(crate) refused: BTreeMap<String, Arc<str>>,
     /// Keys of policies whose status has to be written if they are accepted: the status has our
     /// report of a refusal, or no report yet.

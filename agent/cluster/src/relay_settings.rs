@@ -1,6 +1,6 @@
 //! Settings of relays and of agents that follow them, and the certificates of both sides.
 //!
-//! Relay and agent each have a certificate of one authority that signs nothing else. The names in
+//! A relay and an agent each have a certificate of one authority that signs nothing else. The names in
 //! the agents' certificates have no meaning.
 
 use std::{
@@ -17,7 +17,7 @@ use crate::ApiSettings;
 pub struct RelaySettings {
     /// Relays that the agent tries in turn, each as `host:port`.
     pub addresses: Vec<String>,
-    /// None = plain text, on loopback only.
+    /// `None` = plain text, on loopback only.
     pub tls: Option<TlsFiles>,
     /// Name in the relays' certificate.
     pub server_name: String,
@@ -36,9 +36,9 @@ pub struct RelayConfig {
     pub has_world_cidrs: bool,
     /// Address on which the relay accepts agents.
     pub listen: SocketAddr,
-    /// None = plain text, on loopback only.
+    /// `None` = plain text, on loopback only.
     pub tls: Option<TlsFiles>,
-    /// Most agents at once (`--max-agents`). Fewer are served if the limit on open descriptors is
+    /// Maximum number of agents at once (`--max-agents`). Fewer are served if the limit on open descriptors is
     /// too low.
     pub agents_max: usize,
     /// Name of this relay where it reports refused objects; the host name by default.
@@ -52,7 +52,7 @@ pub struct RelayConfig {
 pub struct TlsFiles {
     /// Certificates of the authority that signed the other side's certificate.
     pub authority: PathBuf,
-    /// Certificate of this side, with those between it and the authority.
+    /// Certificate of this side, with the certificates between it and the authority.
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
@@ -83,7 +83,7 @@ pub struct TlsTexts {
 }
 
 impl TlsFiles {
-    /// The file of a kind.
+    /// Path of the file of this kind.
     pub(super) fn path(&self, file: TlsFile) -> &Path {
         match file {
             TlsFile::Authority => &self.authority,

@@ -22,25 +22,25 @@ pub(crate) enum Absence {
     Never,
     /// The API server lacks the kind until its CustomResourceDefinition is installed.
     Definition,
-    /// As [`Self::Definition`], of a kind that a cluster may do without: it has no objects of it.
+    /// Like [`Self::Definition`]; without the definition, the cluster just has no objects of the kind.
     Optional,
-    /// As [`Self::Definition`], and a missing right (403) counts as absence, too: no policy waits for the
+    /// Like [`Self::Definition`], and a missing right (403) counts as absence, too: no policy waits for the
     /// objects, because each agent gives numbers of its own without them.
     Numbers,
-    /// The cluster is older than Kubernetes 1.33, and `--k8s-service-cidr` says the same.
+    /// The cluster is older than Kubernetes 1.33, and `--k8s-service-cidr` names the blocks instead.
     Release,
 }
 
 /// Kinds that agents and relays watch. Namespaces come before pods: then pods are complete at once.
 pub const RESOURCES: &[Resource] = without_last(WITH_IDENTITIES);
 
-/// The same, of a cluster whose identities are objects (`--identity-allocation=cluster`).
+/// Like [`RESOURCES`], for a cluster whose identities are objects (`--identity-allocation=cluster`).
 pub(crate) const WITH_IDENTITIES: &[Resource] = match ALL.split_first() {
     Some((_world, others)) => others,
     None => &[],
 };
 
-/// As [`RESOURCES`], of nodes with a part in the tunnel between nodes (`--high-scale-ipcache`).
+/// Like [`RESOURCES`], for nodes with a part in the tunnel between nodes (`--high-scale-ipcache`).
 const WITH_WORLD: &[Resource] = without_last(ALL);
 
 /// Kinds to watch. `identities`: identities are objects. `world`: nodes have a part in the tunnel.
@@ -78,7 +78,7 @@ const ALL: &[Resource] = &[
 ];
 
 /// Kinds that `netpol run` watches: NetworkPolicies with the objects that they select, and the
-/// policies that it does not enforce. A cluster may do without the definitions of these.
+/// policies that it does not enforce. The definitions of the latter may be absent.
 pub const OF_NETWORK_POLICIES: &[Resource] = &[
     NAMESPACE,
     POD,
@@ -201,7 +201,7 @@ const CILIUM_IDENTITY: Resource = Resource {
 };
 
 impl Resource {
-    /// The same, of a cluster that may do without its definition.
+    /// The same kind, whose definition the cluster may lack.
     const fn optional(self) -> Self {
         Self {
             absence: Absence::Optional,
@@ -209,7 +209,7 @@ impl Resource {
         }
     }
 
-    /// Path of all its objects.
+    /// URL path of all objects of the kind.
     pub(crate) fn path(&self) -> String {
         match self.version.contains('/') {
             true => format!("/apis/{}/{}", self.version, self.plural),
@@ -217,7 +217,7 @@ impl Resource {
         }
     }
 
-    /// The chart's values that install its definition, in words.
+    /// Which values of the chart install the kind's definition, as text for people.
     pub(crate) fn installed_by(&self) -> &'static str {
         match self.kind {
             "CiliumIdentity" => "chart values identities.mode=cluster and crds.install",
@@ -226,7 +226,7 @@ impl Resource {
         }
     }
 
-    /// The role of the chart with the rights to read it, in words.
+    /// Which role of the chart has the right to read the kind, as text for people.
     pub(crate) fn role(&self) -> &'static str {
         match self.kind {
             "CiliumIdentity" => {
@@ -239,7 +239,7 @@ impl Resource {
         }
     }
 
-    /// As roles name it: `pods`, or `ciliumnodes.cilium.io`.
+    /// The kind's name in roles: `pods`, or `ciliumnodes.cilium.io`.
     pub(crate) fn qualified(&self) -> String {
         match self.version.split_once('/') {
             Some((group, _)) => format!("{}.{group}", self.plural),

@@ -1,4 +1,5 @@
-//! Parts of the core alone: names among 2,001 selectors, selectors and identities, the trie.
+//! Benchmarks of single parts of the core: names among 2,001 selectors, selectors and identities,
+//! the trie.
 
 use std::{hint::black_box, net::Ipv4Addr};
 

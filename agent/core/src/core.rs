@@ -6,7 +6,7 @@
 //! `Core` is synchronous and does no I/O: time and the outcome of each step are
 //! passed in.
 //!
-//! Its state is in parts: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
+//! Its state has these parts: `restoration`, `policy_model`, `identity_numbers` with `identity_budget`,
 //! `endpoint_table`, `endpoint_files`, `lxc_table`, `leases`, `closed_names`, `publication`, `retry`,
 //! `intake` and `reconcile`. Each part owns its fields, which no other file sees, and its file states
 //! the invariant. Changes that wait for the outcome of a plan are in the `plan`. The other files decide
@@ -14,10 +14,10 @@
 //! `flush` at the end of the event plans the writes of these entries. Two events have an earlier flush
 //! too: the one that makes all sources complete (the sync), and the end of the grace after a restart.
 //!
-//! By subject: `mappings` takes answers, `resolved` has the names of EgressFirewalls, `clean` removes names
-//! on request; `changes` takes policy, `endpoints`, `pods` and `services` the rest of the cluster;
-//! `identities` gives numbers to labels; `flush` plans, `restore` begins with what an earlier run left,
-//! `reconcile` compares; `view` and `why` explain.
+//! The files by subject: `mappings` takes answers, `resolved` has the names of EgressFirewalls, `clean`
+//! removes names on request; `changes` takes policy, `endpoints`, `pods` and `services` the rest of the
+//! cluster; `identities` gives numbers to labels; `flush` plans, `restore` begins with what an earlier run
+//! left, `reconcile` compares; `view` and `why` explain.
 
 use std::collections::BTreeSet;
 
@@ -260,20 +260,20 @@ impl Core {
         times.flatten().min()
     }
 
-    /// When [`Core::next_query`] is due next; none before the sources are synced.
+    /// When [`Core::next_query`] is due next; `None` before the sources are synced.
     pub fn query_due(&self) -> Option<BootTime> {
         self.reconcile.due(&self.state)
     }
 
-    /// The next query, which compares the datapath with the model. None before it is due.
-    /// The next call must be [`Core::reconcile`].
+    /// The next query, which compares the datapath with the model; `None` before it is due. The
+    /// next call must be [`Core::reconcile`].
     pub fn next_query(&mut self, now: BootTime) -> Option<MapQuery> {
         self.state.now = now.max(self.state.now);
         self.reconcile.next(&mut self.state)
     }
 
-    /// Compares entries with the model; none if the query failed. Returns the number of differences,
-    /// which the next plan repairs.
+    /// Compares entries of the datapath with the model; `None` means that the query failed. Returns
+    /// the number of differences, which the next plan repairs.
     pub fn reconcile(&mut self, entries: Option<MapEntries>) -> u64 {
         self.reconcile.compare(&mut self.state, entries)
     }
@@ -293,15 +293,16 @@ impl Core {
         self.state.locations()
     }
 
-    /// The counts of [`Self::snapshot`] alone, which are cheap.
+    /// Only the counts of [`Self::snapshot`], which are cheap.
     pub fn summary(&self) -> Summary {
         self.state.summary()
     }
 }
 
 impl State {
-    /// Once all sources are complete, plans the whole model with a flush of its own: mappings that
-    /// proxies sent before are judged by the rules that follow from it. True if that happened now.
+    /// Once all sources are complete, plans the whole model with a flush of its own, so that
+    /// mappings which proxies sent earlier are judged by the resulting rules. Returns whether this
+    /// call did so.
     fn sync_up(&mut self, plan: &mut Plan) -> bool {
         let until = self.now.plus(self.config.restore_grace);
         if !self.restoration.sync(until) {
@@ -371,7 +372,7 @@ impl State {
         }
     }
 
-    /// Numbers of endpoints of which nothing is left may be used again.
+    /// Frees the numbers of removed endpoints that have nothing left in the datapath.
     fn free_numbers(&mut self) {
         let with_entries = match self.endpoints.has_leaving() {
             true => self.lxc.endpoints(),

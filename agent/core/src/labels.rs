@@ -10,7 +10,7 @@ pub(crate) const CIDR_GROUP: &str = "cidrgroup";
 pub const FQDN: &str = "fqdn";
 /// Source of labels that name a DNS name of an EgressFirewall.
 pub(crate) const DNS_NAME: &str = "dnsname";
-/// Source of labels of such a name, for addresses that no answer may open.
+/// Source of labels of a DNS name of an EgressFirewall, for addresses that no answer may open.
 pub(crate) const CLOSED_NAME: &str = "dnsname-closed";
 /// Source of labels of blocks of addresses that nodes are in.
 pub(crate) const NODE_CIDR: &str = "node-cidr";
@@ -97,7 +97,7 @@ impl Label {
         GIVEN_BY_AGENT.contains(&&*self.source)
     }
 
-    /// Whether it says that something is outside, of whichever family.
+    /// Whether it says that something is outside the cluster, in either family or both.
     pub fn is_world(&self) -> bool {
         ["world", "world-ipv4", "world-ipv6"]
             .iter()

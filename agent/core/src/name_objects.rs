@@ -12,7 +12,7 @@ use std::{
 
 use dns_policy::name::Fqdn;
 
-/// Most DNSNameResolver objects of a cluster that are read or made.
+/// Maximum number of DNSNameResolver objects of a cluster that are read or made.
 pub const MAX_OBJECTS: usize = 10_000;
 
 /// The names that EgressFirewalls use, which the resolver has to look up.
@@ -20,19 +20,19 @@ pub const MAX_OBJECTS: usize = 10_000;
 pub struct WantedNames {
     /// Lower case, with the final dot; `*.` at the beginning means one label.
     pub names: BTreeSet<Fqdn>,
-    /// Every policy document was read: no firewall uses a name that is not here. Until then no
-    /// object is removed.
+    /// Whether every policy document was read, so that `names` has every name that a firewall uses.
+    /// Until then no object is removed.
     pub is_complete: bool,
 }
 
-/// An answer of a trusted DNS server that the core took: it has at least one address.
+/// An answer of a trusted DNS server. The core accepted the answer, and it has at least one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// The name in the question, whatever CNAMEs the answer has.
     pub name: Fqdn,
-    /// A and AAAA records that it has, of one family.
+    /// The addresses of one family in the answer.
     pub addresses: Vec<IpAddr>,
-    /// The least TTL of the chain.
+    /// The least TTL of its records, CNAMEs included, raised or lowered to the limits of the agent.
     pub ttl: Duration,
     /// Wall time at which the answer came.
     pub at: SystemTime,

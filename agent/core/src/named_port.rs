@@ -1,7 +1,7 @@
-//! Ports that have names: a pod's own, as its identity carries them.
+//! Named ports of a pod, as its identity carries them.
 //!
 //! They are labels that the agent makes (`gen:io.cilium.k8s.named-ports=http.TCP.80_dns.UDP.53`,
-//! Cilium's spelling since 1.20), so that pods whose names mean other ports have other
+//! Cilium's spelling since 1.20), so that pods whose port names mean different ports have different
 //! identities, and a name has one meaning at each identity.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::labels::{GENERATED, Label, LabelSet};
 
 /// Key of the first label of named ports; further ones end in `-1`, `-2`, ….
 const KEY: &str = "io.cilium.k8s.named-ports";
-/// Most bytes of a label's value (Kubernetes).
+/// Maximum length of a label's value in Kubernetes, in bytes.
 const VALUE_MAX: usize = 63;
 
 /// The protocol and port that a name stands for.
@@ -75,7 +75,7 @@ impl NamedPorts {
         Self(named.collect())
     }
 
-    /// The labels that carry them.
+    /// The labels that carry these ports.
     pub fn labels(&self) -> Vec<Label> {
         let mut values: Vec<String> = Vec::new();
         for (name, target) in &self.0 {

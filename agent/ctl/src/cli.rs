@@ -1,4 +1,4 @@
-//! Client subcommands: requests to the running agent or to those of a cluster, and dumps of the
+//! Client subcommands: requests to the running agent or to all agents of a cluster, and dumps of the
 //! pinned maps.
 
 pub(crate) mod bpf;
@@ -40,7 +40,7 @@ use holdfast_agent::{
 
 use self::show::print;
 
-/// What an agent lacks that is not ready.
+/// What an agent that is not ready lacks.
 const SOURCES: &str = "policies or endpoints are not synced yet: `holdfast-agent status` names each source that \
                        cannot be read";
 
@@ -118,13 +118,13 @@ async fn endpoint(command: EndpointCommand) -> Result<()> {
     }
 }
 
-/// The endpoint that is called so.
+/// The endpoint with this name or number.
 async fn called(client: &Client, text: &str) -> Result<EndpointView> {
     let path = format!("/v1/endpoint?called={}", encode(text));
     Ok(client.get(&path).await?)
 }
 
-/// The number of the endpoint that is called so. A number may be that of a former endpoint.
+/// The number of the endpoint with this name. A text that is a number may name a former endpoint.
 pub(crate) async fn number_of(client: &Client, text: &str) -> Result<u16> {
     match text.parse() {
         Ok(number) => Ok(number),
@@ -147,7 +147,7 @@ async fn health(what: HealthArgs, args: &ClientArgs) -> Result<()> {
     show_health(args.output(), &health)
 }
 
-/// Prints it; fails if the program is not healthy.
+/// Prints the health; fails if the program is not healthy.
 pub(crate) fn show_health(output: Output, health: &Health) -> Result<()> {
     print(output, health, Health::text)?;
     if !health.healthy {
@@ -156,7 +156,7 @@ pub(crate) fn show_health(output: Output, health: &Health) -> Result<()> {
     Ok(())
 }
 
-/// A version is shown also where no agent runs.
+/// Shows versions. The client's version is shown even if no agent runs.
 async fn version(args: &ClientArgs) -> Result<()> {
     let client = Client::new(args.admin_socket());
     let status: Option<Status> = client.get("/v1/status").await.ok();

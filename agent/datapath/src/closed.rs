@@ -1,4 +1,4 @@
-//! Interfaces of pods that the agent has not found: nothing passes them.
+//! Closed interfaces, which no packet passes: interfaces of pods that the agent has not found.
 //!
 //! ```text
 //!  <bpf-root>/holdfast/links/closed/<document>/in_<ifindex>         ingress
@@ -7,7 +7,7 @@
 //!                                              left-out_<ifindex>   egress
 //! ```
 //! `<document>` is a hash of the endpoint document's key. The programs stay attached without the agent. All are
-//! detached when the document is removed or the interface is gone. Those with `in` and `out` are also detached once
+//! detached when the document is removed or the interface is gone. The programs `in` and `out` are also detached once
 //! the endpoint's own programs are attached to the interface, or when the document leads to another interface.
 
 use std::{
@@ -80,12 +80,12 @@ pub type Closed = BTreeMap<DocumentHash, BTreeMap<u32, Why>>;
 
 /// Closes host-side interfaces, and opens them again.
 pub trait Gate: Send {
-    /// Lets nothing pass an interface for as long as the document `key` keeps it closed.
+    /// Lets nothing pass an interface, on behalf of the document `key`, until [`Self::open`].
     fn close(&mut self, key: &str, ifindex: u32, why: Why) -> Result<(), ProgramError>;
     /// Puts a closed interface into the group again, if another program took it out: netfilter drops what is not
     /// judged.
     fn keep(&mut self, ifindex: u32) -> Result<(), ProgramError>;
-    /// The document `document` no longer keeps an interface closed.
+    /// Opens an interface, unless a document other than `document` keeps it closed.
     fn open(&mut self, document: &DocumentHash, ifindex: u32) -> Result<(), ProgramError>;
     /// Interfaces that documents keep closed.
     fn closed(&self) -> io::Result<Closed>;
@@ -136,7 +136,7 @@ impl ClosedInterfaces {
         }
     }
 
-    /// With a program that was loaded ahead.
+    /// Uses a program that was loaded ahead.
     #[must_use]
     pub fn with(mut self, loaded: Option<Ebpf>) -> Self {
         self.loaded = loaded;

@@ -1,7 +1,7 @@
-//! Looks through the conntrack maps: what is alive, how much each endpoint holds; removes
-//! what expired, and what belongs to an endpoint that is gone.
+//! Scans the conntrack maps: finds live connections, counts those of each endpoint, and removes
+//! expired entries and entries of endpoints that are gone.
 //!
-//! The kernel evicts from a full map whatever was not used for longest, which may be a live
+//! The kernel evicts the least recently used entry from a full map, which may be a live
 //! connection. So each scan removes expired entries, and no map fills with them.
 
 use std::{
@@ -41,13 +41,13 @@ fn sides<A: Address>(key: &CtKey<A>) -> (IpAddr, IpAddr) {
 /// The result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// (endpoint, remote) of live connections that leave an endpoint; sorted, each once.
+    /// (endpoint, remote) of live connections that leave an endpoint; sorted, without duplicates.
     pub alive: Vec<(IpAddr, IpAddr)>,
-    /// Every map was read to its end.
+    /// Whether every map was read to its end.
     pub complete: bool,
 }
 
-/// Scans all maps at `now`, seconds of CLOCK_MONOTONIC, and removes expired entries. The
+/// Scans all maps at `now`, in seconds of CLOCK_MONOTONIC, and removes expired entries. The
 /// numbers of connections found for each endpoint count for `valid` seconds.
 pub fn scan(maps: &Globals, now: u32, valid: u32) -> Found {
     let mut scan = match Scan::begin(maps, now) {
@@ -108,7 +108,7 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// Looks through one map. Says whether the walk reached the end.
+    /// Scans one map. Returns whether it was read to its end.
     fn through<A: Address>(&mut self, name: &str, number: u32) -> Result<bool, MapError>
     where
         CtKey<A>: Record,
@@ -135,7 +135,7 @@ impl<'a> Scan<'a> {
                 left.push(*key);
                 continue;
             }
-            // Policy refuses the flow, so it keeps no expired address open.
+            // A flow that policy refuses must not keep an expired address allowed.
             let refused = value.last_rx_report != 0 && value.last_tx_report == REFUSED;
             if !refused && key.flags & (DIR_IN | RELATED | SERVICE) == 0 {
                 self.alive.push((endpoint, remote));
@@ -157,7 +157,7 @@ impl<'a> Scan<'a> {
         Ok(entries.complete)
     }
 
-    /// Removes entries that no endpoint has. An endpoint may have been added during the walk.
+    /// Removes entries that belong to no endpoint. An endpoint may have been added during the walk.
     fn remove_left<A: Address>(
         &mut self,
         map: &Map<CtKey<A>, CtValue>,
@@ -180,7 +180,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// The endpoints of this node, as the programs have them.
+/// The endpoints of this node, from the table that the programs read.
 #[derive(Default)]
 struct Addresses {
     of: HashMap<IpAddr, u16>,

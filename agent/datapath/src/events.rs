@@ -16,7 +16,7 @@ pub struct EventsError {
     reason: String,
 }
 
-/// Reads the ring buffer. Only one reader at a time: what one reader took, no other sees.
+/// Reads the ring buffer. There must be one reader only: another one would miss the records that it takes.
 ///
 /// The programs wake a waiting reader only when a good part of the buffer is unread, so a reader
 /// should also look several times a second.
@@ -38,7 +38,7 @@ impl EventReader {
         Ok(Self { ring })
     }
 
-    /// Takes what is there, at most `limit` records, oldest first.
+    /// Takes at most `limit` unread records, oldest first.
     pub fn take(&mut self, limit: usize) -> Vec<Event> {
         let mut events = Vec::new();
         while events.len() < limit {
@@ -57,7 +57,7 @@ impl AsRawFd for EventReader {
     }
 }
 
-/// Packets and bytes by reason, summed over the CPUs. Never goes through the ring buffer.
+/// Packets and bytes by reason, summed over the CPUs. They do not go through the ring buffer.
 #[derive(Debug)]
 pub struct Counters {
     map: Map<u32, Counter>,

@@ -15,7 +15,7 @@ use super::{
     hook::{self, Attach, PinnedNames},
 };
 
-/// Most interfaces that are listed for each program of others.
+/// Maximum number of interfaces that are listed for each program of others.
 const INTERFACES: usize = 4;
 
 /// What the kernel has, for `status` and `/readyz`.
@@ -53,13 +53,13 @@ impl Lack {
         }
     }
 
-    /// The whole as one line of `status`.
+    /// All three fields as one line of `status`.
     pub fn line(&self) -> String {
         format!("no {}: {}; {}", self.what, self.effect, self.remedy)
     }
 }
 
-/// What was found of the kernel at the start.
+/// What the agent found out about the kernel at its start.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub attach: Attach,
@@ -102,7 +102,7 @@ impl KernelView {
         }
     }
 
-    /// Adds what the interfaces have at the moment. Blocks for some milliseconds.
+    /// Adds what is on the interfaces at this moment. Blocks for some milliseconds.
     #[must_use]
     pub fn look(self, globals: &Globals) -> Self {
         Self {

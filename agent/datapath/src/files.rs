@@ -1,6 +1,6 @@
 //! The state directory: per-endpoint files and the identity checkpoint.
 //!
-//! Files are replaced in one step. One of them is also appended to, and its reader expects a torn end.
+//! Files are replaced in one step. To one of them text is also appended; its reader accepts a torn end.
 
 pub mod background;
 

@@ -1,8 +1,8 @@
 //! Filters of traffic control, by netlink: how programs are attached where the kernel has no TCX.
 //!
 //! A program is a filter of the kind `bpf` in direct-action mode, at the `clsact` qdisc of its
-//! interface (tc-bpf(8)). Its verdict means the same as in a TCX chain: -1 goes on to the next
-//! filter, any other ends the chain. Filters run in the order of their priorities; of one priority
+//! interface (tc-bpf(8)). Its verdict means the same as in a TCX chain: with -1 the next
+//! filter runs, any other verdict ends the chain. Filters run in the order of their priorities; if equal,
 //! the filter that was added last runs first (`cls_bpf_change` in the kernel).
 
 use std::{
@@ -33,7 +33,7 @@ use super::route::{attributes, number, request};
 const NAME_PREFIX: &str = "holdfast:";
 /// Highest byte of the handles of our filters.
 const HANDLE_PREFIX: u32 = 0x4800_0000;
-/// Priorities that are tried for a filter that should run before others.
+/// Priorities for a filter that should run before others, tried in this order.
 const FIRST: std::ops::RangeInclusive<u16> = 1..=8;
 /// Priority of a filter that should run after others.
 const LAST: u16 = 0xff00;
@@ -113,7 +113,7 @@ impl Filter {
     }
 }
 
-/// Where a filter runs among those of its interface.
+/// Where a filter runs among the filters of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Before all filters that give way.
@@ -180,7 +180,7 @@ pub(super) fn list(ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>
 }
 
 /// Attaches a program, or puts it into the filter that has the mark: no packet passes between the
-/// two programs. Gives the filter that runs before it and does not give way, described.
+/// two programs. Gives a description of the filter that runs before it and does not give way.
 pub(super) fn put(
     (ifindex, direction): (u32, Direction),
     mark: &Mark,
@@ -253,7 +253,7 @@ fn place(there: &[Filter], mark: &Mark, order: Order) -> Option<(u16, u32)> {
     priority.map(|priority| (priority, handle))
 }
 
-/// Removes a filter. One that is gone already is no error.
+/// Removes a filter. It is no error if the filter is already gone.
 pub(super) fn remove(ifindex: u32, direction: Direction, filter: &Filter) -> io::Result<()> {
     let mut message = at(ifindex, direction)?;
     message.header.handle = filter.handle.into();
@@ -278,7 +278,7 @@ pub(super) fn remove_marked(ifindex: u32, direction: Direction, mark: &Mark) -> 
     removed.map(drop)
 }
 
-/// Removes those of the owner's filters that `unwanted` selects. Gives how many there were.
+/// Removes the filters of the owner that `unwanted` selects. Gives how many there were.
 pub(super) fn remove_ours(
     ifindex: u32,
     direction: Direction,
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(put(&[], Order::First), Some((1, first)));
         assert_eq!(put(&[], Order::Last), Some((LAST, first)));
         assert_eq!(put(&[ours(1, first)], Order::First), Some((1, first)));
-        // Among filters of one priority, the newest is the first.
+        // Among filters among filters of one priority,, the newest is the first.
         let overtaken = [theirs(1, "bpf"), ours(1, first)];
         assert_eq!(put(&overtaken, Order::First), Some((1, second)));
         let overtaken = [theirs(1, "bpf"), ours(1, second)];

@@ -20,7 +20,7 @@ use super::route::{attributes, number, request};
 
 /// Number of the group: `Hold` in ASCII.
 pub(crate) const GROUP: u32 = 0x486f_6c64;
-/// The group of an interface that was put into none.
+/// The group of an interface that was never put into a group.
 const DEFAULT: u32 = 0;
 
 /// `RTM_NEWLINK`, `IFLA_GROUP`; size of `struct ifinfomsg`.
@@ -47,7 +47,7 @@ pub(super) fn join(ifindex: u32) -> io::Result<()> {
     set(ifindex, GROUP)
 }
 
-/// Takes an interface out of the group, if it is there and in it.
+/// Takes an interface out of the group, if the interface exists and is in the group.
 pub(super) fn leave(ifindex: u32) -> io::Result<()> {
     let left = match of(ifindex) {
         Ok(GROUP) => set(ifindex, DEFAULT),
@@ -72,7 +72,7 @@ pub(super) fn members() -> io::Result<Vec<(u32, String)>> {
     Ok(found)
 }
 
-/// Takes all interfaces out of the group. Gives the last error.
+/// Takes all interfaces out of the group. Returns the last error, if any.
 pub fn leave_all() -> io::Result<()> {
     let interfaces = nix::net::if_::if_nameindex()?;
     let mut last = Ok(());

@@ -1,8 +1,8 @@
-//! `to_proxy` on every interface that is no pod's, for transparent mode.
+//! `to_proxy` on every interface that does not lead to a pod, for transparent mode.
 //!
 //! ```text
 //!  <bpf-root>/holdfast/links/to_proxy/to_proxy_<ifindex>   ingress
-//!             holdfast/transparent                        says so to the proxies
+//!             holdfast/transparent                        tells the proxies about the mode
 //! ```
 
 use std::{
@@ -30,8 +30,8 @@ use super::{
 
 /// How long a new interface may be without the program.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long answers are brought to proxies that were told to ask for none: they look
-/// once a second, and a query waits for its answer no longer than ten.
+/// For how long answers still reach proxies after they were told to leave transparent mode. They look
+/// once per second, and a query waits at most ten seconds for its answer.
 const LAST_ANSWERS: Duration = Duration::from_secs(15);
 /// Beginning of the links' names.
 const PREFIX: &str = "to_proxy_";
@@ -45,10 +45,10 @@ pub enum InterfacesError {
     /// The kernel does not say which interfaces there are.
     #[error("listing interfaces: {0}")]
     List(#[from] rtnetlink::Error),
-    /// Which of them are pods'.
+    /// The map that says which interfaces are pods' cannot be read.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// The directory of the links.
+    /// The directory of the links cannot be used.
     #[error("{path}: {source}", path = .path.display())]
     Directory { path: PathBuf, source: io::Error },
     /// A program cannot be loaded, attached or pinned.
@@ -57,7 +57,7 @@ pub enum InterfacesError {
 }
 
 impl InterfacesError {
-    /// Whether the same may succeed a moment later.
+    /// Whether another attempt may succeed a moment later.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Socket(_) | Self::List(_))
     }
@@ -71,7 +71,7 @@ pub(crate) enum Begin {
 }
 
 impl Begin {
-    /// None: a kind of interface that carries nothing to pods.
+    /// `None`: a kind of interface that carries nothing to pods.
     fn of(kind: LinkLayerType) -> Option<Self> {
         use LinkLayerType as Kind;
         match kind {
@@ -100,7 +100,7 @@ pub struct Interfaces {
 }
 
 impl Interfaces {
-    /// Below the root of `globals`; nothing is attached yet.
+    /// Keeps links below the root of `globals`. Attaches nothing yet.
     pub fn new(programs: Programs, globals: Globals) -> Self {
         Self {
             programs,
@@ -115,7 +115,7 @@ impl Interfaces {
         remove(globals.root().join(pin::TRANSPARENT))
     }
 
-    /// Takes the program off every interface, once nothing can come for a proxy any more.
+    /// Takes the program off every interface, once no answer for a proxy can arrive any more.
     pub async fn clear(globals: Globals, stop: CancellationToken) {
         let dir = directory(&globals);
         if !dir.exists() {
@@ -164,7 +164,7 @@ impl Interfaces {
     }
 
     /// Attaches the program where it is missing, and takes it from interfaces that have
-    /// become a pod's or are gone. One that refuses the program does not hold up the others.
+    /// become a pod's or are gone. An interface that refuses the program does not hold up the others.
     ///
     /// Every link is tried: another interface may have got the number, or the
     /// link detached by force.
@@ -195,7 +195,7 @@ impl Interfaces {
         forget(&dir, &wanted)
     }
 
-    /// Every interface but loopback, the pods' and those whose `from_net` does the same.
+    /// All interfaces except loopback, pods' interfaces, and interfaces whose `from_net` does the same work.
     async fn wanted(&self) -> Result<BTreeMap<u32, Begin>, InterfacesError> {
         let (connection, handle, _messages) = rtnetlink::new_connection()?;
         let list = async {

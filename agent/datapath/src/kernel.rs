@@ -42,11 +42,11 @@ use super::{
     tunnel::{self, TunnelSettings},
 };
 
-/// Between two attempts to sweep the notes.
+/// Pause between two attempts to sweep the notes.
 const SWEEP_AGAIN: Duration = Duration::from_secs(2);
 
-/// Maps that the programs of all endpoints share. A pin that goes missing would part endpoints
-/// attached later from those before.
+/// Maps that the programs of all endpoints share. If a pin were lost, endpoints
+/// attached later would not share the map with earlier ones.
 pub const SHARED_PINS: [&str; 15] = [
     lxc::NAME,
     ipcache::NAME,
@@ -90,7 +90,7 @@ pub struct MapSizes {
     #[arg(long = "bpf-policy-map-max", value_name = "ENTRIES", default_value_t = MapSizes::default().policy,
           value_parser = whole(256..=65536u32))]
     pub policy: u32,
-    /// `cilium_policystats`.
+    /// Entries of the map `cilium_policystats`.
     #[arg(skip = policystats::MAX_ENTRIES)]
     pub policy_stats: u32,
 }
@@ -140,7 +140,7 @@ pub struct KernelConfig {
     pub dns_quota: u32,
     /// Replies to packets that egress policy denies.
     pub deny_responses: DenyResponses,
-    /// The tunnel between nodes; none: the node has no part in it.
+    /// The tunnel between nodes; `None`: the node has no part in it.
     pub tunnel: Option<TunnelSettings>,
     /// Group of the proxies: it may read what they read and write what they write.
     pub sdp_group: u32,
@@ -155,7 +155,7 @@ pub enum SetUpError {
     /// A pin could not be opened to the proxies.
     #[error("{path}: cannot change its group to --sdp-group: {source}", path = .path.display())]
     Share { path: PathBuf, source: io::Error },
-    /// A map could not be made, or is there with another shape.
+    /// A map could not be made, or exists with other sizes or another type.
     #[error(transparent)]
     Map(#[from] MapError),
     /// A program could not be loaded or attached.
@@ -182,11 +182,11 @@ pub struct KernelDatapath {
     programs: Programs,
     /// Numbers of the programs that this run attached.
     attached: HashMap<EndpointId, [u32; 2]>,
-    /// When notes are to be swept at the end of a plan; none if no programs were detached.
+    /// When notes have to be swept at the end of a plan; `None` if no programs were detached.
     sweep_due: Option<Instant>,
     /// Notified after a plan that took an address from an endpoint.
     freed: Option<Wake>,
-    /// Whether the plan under way did so.
+    /// Whether the plan under way took an address from an endpoint.
     frees: bool,
     /// Number of the steering program.
     steering: u32,
@@ -218,7 +218,7 @@ impl KernelDatapath {
         Self::prepare_warm(config, files, None)
     }
 
-    /// As [`Self::prepare`], with programs that were loaded ahead.
+    /// Like [`Self::prepare`], with programs that were loaded ahead.
     pub fn prepare_warm(
         config: &KernelConfig,
         files: Box<dyn Datapath>,
@@ -236,7 +236,7 @@ impl KernelDatapath {
             None => config.programs()?,
         };
         if let Err(error) = programs.preload() {
-            // Each attempt to attach them says so again.
+            // Each attempt to attach them logs the error again.
             tracing::error!(%error, "the programs of endpoints cannot be loaded");
         }
         let steering = steering_program::replace(&globals, &[])?;
@@ -273,7 +273,7 @@ impl KernelDatapath {
         self.steering
     }
 
-    /// Entries that the ipcache takes: that of an earlier run keeps its size.
+    /// Maximum number of entries in the ipcache: a map of an earlier run keeps its size.
     pub fn ipcache_max(&self) -> u32 {
         self.ipcache.max_entries()
     }
@@ -292,7 +292,7 @@ impl KernelDatapath {
         &self.programs
     }
 
-    /// Endpoints whose programs are attached, by their pins: of this run or an earlier one.
+    /// Endpoints whose programs are attached by this run or an earlier one, as their pins show.
     pub fn attached(&self) -> io::Result<Vec<EndpointId>> {
         self.programs.attached()
     }
@@ -322,7 +322,7 @@ impl KernelDatapath {
         Ok(())
     }
 
-    /// Has packets of `interface` judged as those of an endpoint, if the programs run there.
+    /// Makes the programs judge packets of `interface` as packets of an endpoint, if the programs run there.
     pub fn enter(&mut self, attachment: &Attachment, interface: u32) -> Result<(), ProgramError> {
         let programs = self.programs.clone();
         programs.enter(attachment, interface, self.policy(attachment.endpoint)?)
@@ -381,7 +381,7 @@ impl KernelDatapath {
 }
 
 impl KernelDatapath {
-    /// Another endpoint of the same number starts with quotas of its own.
+    /// Forgets an endpoint's quotas, so that the next endpoint with its number starts anew.
     fn forget_quotas(&self, endpoint: EndpointId) -> Result<(), MapError> {
         for limit in Limit::ALL {
             self.quotas.remove(&QuotaKey {

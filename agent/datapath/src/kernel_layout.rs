@@ -1,4 +1,4 @@
-//! Where the kernel's connection tracking has a packet's source, from the kernel's type information
+//! The offsets at which the kernel's connection tracking stores a packet's source, from the kernel's type information
 //! (BTF, Documentation/bpf/btf.rst).
 
 use std::{fs, io};
@@ -17,7 +17,7 @@ const UNION: u32 = 5;
 /// How many levels of nested anonymous structures are searched.
 const DEPTH: u32 = 8;
 
-/// Why the places are not known.
+/// Why the offsets are not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayoutError {
     /// The file with the type information cannot be read.
@@ -29,7 +29,7 @@ pub(crate) enum LayoutError {
     /// The type information is not of the known form.
     #[error("the kernel's type information has another form than BTF of version 1")]
     Malformed,
-    /// The kernel has no such field, or the field is at a place that does not fit.
+    /// The kernel has no such field, or its offset cannot be used.
     #[error("the kernel's type information has no usable field {0}")]
     Missing(&'static str),
 }
@@ -77,11 +77,11 @@ fn layout(types: &Types<'_>) -> Result<Layout, LayoutError> {
     })
 }
 
-/// Types by number. Those of a module continue those of the kernel.
+/// Types by number. The numbers of a module's types follow the numbers of the kernel's types.
 #[derive(Default)]
 struct Types<'a> {
     types: Vec<Type<'a>>,
-    /// The strings of each part, with the number of the first byte.
+    /// The strings of each file, with the offset of their first byte.
     strings: Vec<(usize, &'a [u8])>,
 }
 
@@ -119,7 +119,7 @@ impl Type<'_> {
 }
 
 impl<'a> Types<'a> {
-    /// Adds the types of a file.
+    /// Adds the types in a file.
     fn add(&mut self, file: &'a [u8]) -> Result<(), LayoutError> {
         self.read(file).ok_or(LayoutError::Malformed)
     }
@@ -189,7 +189,7 @@ impl<'a> Types<'a> {
         }
         for member in of.rest.chunks_exact(12) {
             let (own, kind, place) = (word(member, 0)?, word(member, 4)?, word(member, 8)?);
-            // With the highest bit, the upper byte of the place is the width of a bit field.
+            // With the highest bit, the upper byte of the offset is the width of a bit field.
             let bits = if of.info >> 31 == 1 {
                 place & 0x00ff_ffff
             } else {
@@ -227,12 +227,12 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// Makes files as the kernel does.
+    /// Makes files in the kernel's format.
     #[derive(Default)]
     struct File {
         types: Vec<u8>,
         strings: Vec<u8>,
-        /// Bytes of strings that an earlier file has.
+        /// Bytes of the strings in earlier files.
         before: usize,
     }
 

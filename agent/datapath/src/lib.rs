@@ -1,4 +1,4 @@
-//! From a plan to the kernel.
+//! Carries out the steps of a plan in the kernel.
 
 pub mod closed;
 pub mod conntrack;

@@ -6,7 +6,7 @@
 //!  crate::nftables: rules of the programs ───┘                                          │
 //!                            listing: is the kernel's table the one that should be? ◄───┘
 //! ```
-//! A [`Connection`] writes one batch for a change: the kernel makes all of it or nothing. Other tables
+//! A [`Connection`] sends one batch for a change: the kernel applies all of it or nothing. Other tables
 //! are not touched.
 
 pub(crate) mod attribute;
@@ -47,7 +47,7 @@ pub enum NftablesError {
         option: &'static str,
         source: io::Error,
     },
-    /// The kernel's answer is cut.
+    /// The kernel's answer is truncated.
     #[error("netfilter sent an answer that cannot be decoded")]
     Malformed,
     /// The kernel lacks parts.
@@ -55,7 +55,7 @@ pub enum NftablesError {
     Lacks(Vec<&'static str>),
 }
 
-/// Changes and reads tables in one network namespace: that of the thread that opened
+/// Changes and reads tables in the network namespace of the thread that opened
 /// it. Every call blocks until the kernel has answered: less than a millisecond for a change of some
 /// elements, about a second for a million.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Connection {
         Netfilter::open().map(Self)
     }
 
-    /// The number by which [`TableEvents`] know changes of this connection.
+    /// The netlink port by which [`TableEvents`] recognises changes of this connection.
     pub const fn port(&self) -> u32 {
         self.0.port()
     }

@@ -33,7 +33,7 @@
 //! would keep the pod's next direct packet of these addresses and ports from being translated. The proxy's own
 //! queries carry the identity of the pod in the same mark: they are tracked, and translated in OUTPUT.
 //!
-//! Only holdfast-agent makes the tables; a Cilium agent has rules of its own. [`check`] and
+//! Only holdfast-agent makes the tables; a Cilium agent has its own rules. [`check`] and
 //! [`install`] are all that a reconciler needs: both block for less than a millisecond, use the
 //! network namespace of the calling thread, and may be repeated at any time.
 

@@ -20,7 +20,7 @@ const COMMAND: u16 = 1;
 const BIND: u8 = 1;
 const MODE: u16 = 2;
 const COPY_PACKET: u8 = 2;
-/// Bytes that are copied of a packet: the headers.
+/// Number of bytes that are copied of each packet: enough for the headers.
 const COPIED: u32 = 64;
 /// `NFULA_IFINDEX_INDEV`, `NFULA_IFINDEX_PHYSINDEV`, `NFULA_PAYLOAD`, `NFULA_PREFIX`.
 const IN: u16 = 4;
@@ -70,7 +70,7 @@ impl PacketLog {
         Ok(Self(socket))
     }
 
-    /// The next packets. Some may be lost while many come.
+    /// The next packets. Packets may be lost if many are logged at once.
     pub async fn next(&self) -> io::Result<Vec<LoggedPacket>> {
         loop {
             let (received, _) = match self.0.recv_from_full().await {

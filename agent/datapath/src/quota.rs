@@ -1,4 +1,4 @@
-//! What endpoints tried beyond their quotas in the datapath.
+//! What endpoints attempted beyond their quotas in the datapath.
 
 use serde::{Deserialize, Serialize};
 use shared_maps::{

@@ -18,10 +18,10 @@ use shared_maps::pin;
 /// Why the BPF root cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RootError {
-    /// No BPF file system there.
+    /// The directory is not in a BPF file system.
     #[error("{path} is not on a BPF file system: run `mount -t bpf bpf {path}` or set --bpf-root", path = .0.display())]
     NotBpffs(PathBuf),
-    /// A directory cannot be made or is not root's.
+    /// A directory cannot be made, or root does not own it.
     #[error(transparent)]
     Directory(#[from] PinDirError),
     /// The lock cannot be taken.
@@ -44,7 +44,7 @@ pub enum RootError {
 /// Owns the BPF root until dropped; a killed process loses it at once.
 ///
 /// The lock lies on a directory that only root may open, so no other user can take it. Agents in
-/// other mount namespaces that see the same BPF file system meet in it. Another BPF file system
+/// other mount namespaces that see the same BPF file system meet at this lock. Another BPF file system
 /// has other pins: nothing there is this agent's.
 #[derive(Debug)]
 pub struct BpfRootLock {
@@ -53,7 +53,7 @@ pub struct BpfRootLock {
 }
 
 impl BpfRootLock {
-    /// Takes the root, whose directories are made if need be.
+    /// Takes the root. Makes its directories if they are missing.
     pub fn take(root: &Path) -> Result<Self, RootError> {
         match Self::try_take(root)? {
             Ok(lock) => Ok(lock),
@@ -64,7 +64,7 @@ impl BpfRootLock {
     /// Takes the root if no other agent owns it.
     ///
     /// # Errors
-    /// It cannot be used.
+    /// The root cannot be used.
     pub fn take_if_free(root: &Path) -> Result<Option<Self>, RootError> {
         Ok(Self::try_take(root)?.ok())
     }
@@ -78,17 +78,17 @@ impl BpfRootLock {
                 root: root.to_owned(),
                 dir: pins::wait(dir).map_err(failed_at(root))?,
             };
-            // The directory may have been replaced in the meantime: then others lock the new one.
+            // If the directory was replaced in the meantime, other agents lock the new one.
             if lock.is_in_place() {
                 return Ok(lock);
             }
         }
     }
 
-    /// Process that owns the root; none if no process does, or if it cannot be seen from here.
+    /// Process that owns the root; `None` if no process does, or if this namespace does not show it.
     ///
     /// # Errors
-    /// The lock cannot be looked at.
+    /// The lock cannot be inspected.
     pub fn holder(root: &Path) -> Result<Option<u32>, RootError> {
         let dir = pins::make(root, pin::AGENT_LOCK, MayOpen::Owner)?;
         Ok(pins::holder(&dir))
@@ -98,7 +98,7 @@ impl BpfRootLock {
     /// replaced, takes the lock of the new one too.
     ///
     /// # Errors
-    /// Another agent has taken it, or it cannot be looked at.
+    /// Another agent has taken the root, or its lock cannot be inspected.
     pub fn keep(&mut self) -> Result<(), RootError> {
         if self.is_in_place() {
             return Ok(());

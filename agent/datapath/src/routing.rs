@@ -51,7 +51,7 @@ pub enum RoutingError {
     /// The kernel refused a rule or route.
     #[error("{what}: {source}")]
     Netlink {
-        /// The rule or route, as `ip` would have it.
+        /// The rule or route, in the syntax of `ip`.
         what: &'static str,
         source: Error,
     },
@@ -168,7 +168,7 @@ fn sysctl_fault(name: &'static str) -> Option<String> {
     (!sysctl::is_one(name)).then(|| format!("sysctl {name} is not 1"))
 }
 
-/// Removes the rules and the routes of both families. Gives those that were there.
+/// Removes the rules and the routes of both families. Returns the ones that existed.
 pub async fn remove() -> Result<Vec<&'static str>, RoutingError> {
     let (connection, handle, _messages) = rtnetlink::new_connection()?;
     let work = async {
@@ -192,7 +192,7 @@ pub async fn remove() -> Result<Vec<&'static str>, RoutingError> {
     driven(connection, work).await
 }
 
-/// Gives the object if it was there.
+/// Returns the name of the object if it existed.
 fn gone(
     what: &'static str,
     object: &'static str,

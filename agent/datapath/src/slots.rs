@@ -5,7 +5,7 @@
 //! of the interface's entry puts it in force for both directions.
 //!
 //! Putting a map into a map of maps takes the kernel some 10 ms, because it waits until no program
-//! uses the former one. Therefore spare slots with empty maps are made ahead, many in one call.
+//! uses the former map. Therefore spare slots with empty maps are made ahead, many in one call.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,13 +24,13 @@ use shared_maps::{
     user::{Map, MapError, MapKind, MapOfMaps, create_queue},
 };
 
-/// Spare slots that are made at once.
+/// Number of spare slots that are made at once.
 const BATCH: usize = 16;
-/// With fewer spare slots, more are made.
+/// With fewer spare slots than this, more are made.
 const LOW: usize = 8;
 /// Slots that are no longer in use are emptied once there are this many.
 const EMPTIED: usize = 8;
-/// No program that saw a slot in use runs this long.
+/// A program that saw a slot in use has ended after this time.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// Time between two looks at slots that are not settled.
@@ -129,7 +129,7 @@ struct Place {
 }
 
 impl Slots {
-    /// The slots, before any endpoint has one.
+    /// The slots, none of which belongs to an endpoint yet.
     pub(super) fn new(maps: SlotMaps, sizes: SlotSizes) -> Self {
         let state = State {
             next: 1,
@@ -187,7 +187,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Fills a slot, and has the packets of `interface` judged with it.
+    /// Fills a slot, and makes the programs judge the packets of `interface` by it.
     fn write(
         &self,
         slot: u32,
@@ -236,7 +236,7 @@ impl Slots {
     }
 
     /// Number of slots that no endpoint has and no later endpoint can get. While spare slots are
-    /// made, these count too.
+    /// made, they count too.
     pub(super) fn lost(&self) -> usize {
         let state = self.state.lock();
         let held = state.endpoints.values().map(|place| {
@@ -415,7 +415,7 @@ impl State {
         places.any(|(.., at)| at == interface)
     }
 
-    /// Numbers of slots that no program knows.
+    /// Numbers for new slots, which no program uses yet.
     fn numbers(&mut self, count: usize) -> Vec<u32> {
         let mut numbers: Vec<u32> = Vec::new();
         while numbers.len() < count {

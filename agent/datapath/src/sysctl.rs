@@ -14,7 +14,7 @@ pub struct SysctlError {
     source: io::Error,
 }
 
-/// Whether a parameter is 1. A parameter that the kernel does not have is not.
+/// Whether a parameter is 1. A parameter that the kernel lacks does not count as 1.
 pub fn is_one(name: &str) -> bool {
     fs::read_to_string(path_of(name)).is_ok_and(|value| value.trim() == "1")
 }

@@ -1,7 +1,7 @@
 //! Connections that the kernel's conntrack knows, and the deletion of some of them
 //! (`linux/netfilter/nfnetlink_conntrack.h`).
 //!
-//! Numbers are in network order.
+//! Numbers in messages are in network byte order.
 
 use std::{io, net::IpAddr};
 
@@ -58,7 +58,7 @@ pub struct Connection {
     pub port: Option<u16>,
 }
 
-/// Deletes the connections of this network namespace that `is_over` selects. Gives how many.
+/// Deletes the connections of this network namespace that `is_over` selects. Returns how many were deleted.
 ///
 /// # Errors
 /// The kernel cannot list connections, or did not delete all of them.
@@ -142,7 +142,7 @@ fn answers(socket: &mut Socket, mut answer: impl FnMut(u8, &[u8])) -> io::Result
     }
 }
 
-/// Source, protocol and source port of a direction.
+/// Source, protocol and source port of one direction of a connection.
 fn source(tuple: &[u8]) -> Option<(IpAddr, u8, Option<u16>)> {
     let addresses = find(tuple, ADDRESSES)?;
     let address = match find(addresses, SOURCE4) {

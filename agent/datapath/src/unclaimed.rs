@@ -12,7 +12,7 @@
 //!                  meta ibrname BRIDGE  iifgroup != GROUP  iifkind KIND  counter drop
 //! ```
 //! The agent puts an interface into the [group](super::group) when the programs of its endpoint are
-//! attached. An interface of another kind, such as the host's network card, is no container's.
+//! attached. An interface of another kind, such as the host's network card, does not lead to a container.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 

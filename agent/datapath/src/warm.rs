@@ -1,7 +1,7 @@
 //! Programs that an agent loads while another one owns the node, so that its takeover does not wait for the verifier.
 //!
-//! Loading makes maps that are missing, and the standby may write nothing: it loads only while every map has its pin. The
-//! programs use the maps that were pinned then. If the owner has replaced one since, or made it again, they are
+//! Loading makes maps that are missing, and a standby must not write: it loads only while every map has its pin. The
+//! programs use the maps that were pinned then. If the owner replaced a map later, the programs are
 //! loaded again.
 
 use std::io;
@@ -29,7 +29,7 @@ pub struct Warm {
 /// Why programs are not loaded ahead.
 #[derive(Debug, thiserror::Error)]
 pub enum NotWarm {
-    /// The owner has not made it, or it was removed.
+    /// The owner has not made this pin, or it was removed.
     #[error("{0} is not pinned")]
     NoPin(&'static str),
     /// A pin was replaced while programs were loaded.
@@ -47,7 +47,7 @@ impl Warm {
     /// Loads the programs, if their maps are there. Attaches, pins and changes nothing.
     ///
     /// # Errors
-    /// They cannot be loaded now; [`super::kernel::KernelDatapath::prepare`] does it.
+    /// The programs cannot be loaded now; [`super::kernel::KernelDatapath::prepare`] loads them later.
     pub fn load(config: &KernelConfig) -> Result<Self, NotWarm> {
         let globals = Globals::new(&config.bpf_root);
         let mut pins = Vec::new();
@@ -77,11 +77,11 @@ impl Warm {
         self.pins.iter().all(HeldPin::is_pinned)
     }
 
-    /// The programs of endpoints and the one of closed interfaces, if they are those that an agent on this BPF root would
+    /// The programs of endpoints and of closed interfaces, if they are what an agent on this BPF root would
     /// load now.
     pub fn current(self, globals: &Globals) -> Option<(Programs, Ebpf)> {
         let is_same = self.globals.root() == globals.root() && self.is_current();
-        // Without connection tracking's types they were loaded in a lesser form.
+        // Without connection tracking's types, the programs were loaded with fewer functions.
         (is_same && self.programs.reads_conntrack()).then_some((self.programs, self.closed))
     }
 }

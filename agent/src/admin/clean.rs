@@ -11,7 +11,7 @@ use crate::proxies::ProxyView;
 /// Maximum pairs that one report lists.
 const LISTED: usize = 1000;
 
-/// How many of the `before` addresses were forgotten; if none was, also why.
+/// How many of the `before` addresses were forgotten; if there were none, also why.
 pub(super) fn forgot(pattern: Option<&str>, before: usize, after: usize) -> String {
     let gone = before.saturating_sub(after);
     match (before, gone, pattern) {

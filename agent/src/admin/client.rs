@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 
 use super::model::Failed;
 
-/// Longest time for an answer, and its largest size. A dump of an ipcache with a million entries has a quarter of
+/// Longest time for an answer, and its largest size. The dump of an ipcache with a million entries has a quarter of
 /// that size.
 const LIMITS: AnswerLimits = AnswerLimits {
     body: 512 << 20,
@@ -22,7 +22,7 @@ const LIMITS: AnswerLimits = AnswerLimits {
     within: WITHIN,
 };
 const WITHIN: Duration = Duration::from_secs(30);
-/// Longest time until the answer to a request begins that only reads. An agent that needs longer hangs.
+/// Longest time until the answer to a read-only request begins. An agent that needs longer hangs.
 const READ_BEGINS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
@@ -46,7 +46,7 @@ pub enum ClientError {
     /// The agent refused the request, with this reason.
     #[error("{0}")]
     Refused(String),
-    /// The answer does not have the form of this release.
+    /// The answer does not have the format of this release.
     #[error(
         "the agent's answer cannot be decoded ({0}); use the holdfast-agent of the release that runs"
     )]

@@ -28,7 +28,7 @@ pub struct Starting {
     pub id: String,
     /// Process that becomes the container's first one.
     pub pid: u32,
-    /// How long the hook waits for the answer, milliseconds.
+    /// How many milliseconds the hook waits for the answer.
     pub wait_ms: u64,
 }
 

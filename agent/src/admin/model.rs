@@ -31,7 +31,7 @@ pub struct Status {
     pub pid: u32,
     /// Boot id and start count of this run.
     pub epoch: Epoch,
-    /// Sources are synced and rules are given to proxies.
+    /// Whether sources are synced and rules were given to proxies.
     pub ready: bool,
     pub summary: Summary,
     /// Streams of connected proxies, one entry each.
@@ -44,7 +44,7 @@ pub struct Status {
     pub damaged_files: Vec<String>,
     /// Problems that need attention, as text; empty if there are none.
     pub problems: Vec<String>,
-    /// Documents that are valid and may not mean what their authors think, as text. They are no
+    /// Warnings about valid documents that may not mean what their authors think. They are no
     /// problems of the agent.
     pub warnings: Vec<String>,
     /// How far limits are used up.
@@ -59,13 +59,13 @@ pub struct Status {
     pub cluster: Option<ClusterView>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverView>,
-    /// What the agent does about CiliumIdentity objects; none = it makes none.
+    /// What the agent does about CiliumIdentity objects; `None` = it makes no objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identities: Option<IdentitiesView>,
-    /// The tunnel between nodes; none = this node has no part in it.
+    /// The tunnel between nodes; `None` = this node has no part in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<TunnelView>,
-    /// Containers and interfaces of endpoint documents that are not there.
+    /// Missing containers and interfaces that endpoint documents name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<String>,
     /// The agent that takes over when this one ends.
@@ -76,7 +76,7 @@ pub struct Status {
     pub started_open: Vec<StartedOpen>,
 }
 
-/// Answer to `/v1/policies`: the documents in force and those that were refused.
+/// Answer to `/v1/policies`: the documents in force and the refused documents.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Policies {
     pub policies: Vec<PolicyView>,
@@ -87,7 +87,7 @@ pub struct Policies {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Done {
     pub message: String,
-    /// For `fqdn cache clean`: names that are still open, a thousand at most.
+    /// For `fqdn cache clean`: at most a thousand addresses of names that are still open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub still_open: Vec<StillOpen>,
 }
@@ -113,16 +113,16 @@ pub struct Failed {
 pub struct Why {
     pub endpoint: u16,
     pub key: String,
-    /// The pod that the endpoint is, `namespace/name`.
+    /// The endpoint's pod, `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// `egress`: the endpoint sends; `ingress`: it receives.
     pub direction: String,
     /// The name or address on the other side.
     pub target: String,
-    /// Destination port and protocol, for example `443/TCP`; none = any.
+    /// Destination port and protocol, for example `443/TCP`; `None` = any.
     pub port: Option<String>,
-    /// Whether packets pass: at each address of the target, by the maps of the kernel.
+    /// Whether packets pass at every address of the target, by the kernel's maps.
     pub allowed: bool,
     /// The reason for `allowed`, in one line.
     pub verdict: String,
@@ -136,7 +136,7 @@ pub struct Why {
     /// What is behind the address of a Service or a port of the node.
     #[serde(default)]
     pub backends: Vec<BackendView>,
-    /// What another node judges.
+    /// Sides of connections that another node judges.
     #[serde(default)]
     pub unchecked: Vec<UncheckedView>,
 }
@@ -149,11 +149,11 @@ pub struct BackendView {
     pub address: String,
     /// Port of the backend, as `8080/TCP`.
     pub port: String,
-    /// The endpoint of this node that it is.
+    /// Number of the backend's endpoint, if it is on this node.
     pub endpoint: Option<u16>,
     /// Name of the other node that judges its ingress.
     pub node: Option<String>,
-    /// It gets new connections.
+    /// Whether it gets new connections.
     pub chosen: bool,
     pub outcome: Outcome,
 }
@@ -163,13 +163,13 @@ pub struct BackendView {
 pub struct UncheckedView {
     /// `ingress` of the receiver or `egress` of the sender.
     pub direction: String,
-    /// The address in question: the pod's, or the node's of a node port.
+    /// Address of the pod, or of the node that has the node port.
     pub address: String,
-    /// `namespace/name`; none behind a node port, and if no document describes the pod.
+    /// `namespace/name`; `None` behind a node port, or if no document describes the pod.
     pub pod: Option<String>,
     pub node: Option<String>,
     pub node_addresses: Vec<String>,
-    /// The command that answers it on that node.
+    /// The command that shows that node's verdict.
     pub command: Option<String>,
 }
 
@@ -179,24 +179,24 @@ pub struct Hop {
     /// `endpoint`, `programs`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `service`,
     /// `backend`, `policy-map`, `receiver` or `sender`.
     pub hop: String,
-    /// The address it is about, where the target has several things to look at.
+    /// The address that the hop is about, if the target has several.
     pub address: Option<String>,
     pub state: HopState,
-    /// The finding, and its place.
+    /// The finding, and where it was made.
     pub text: String,
     pub remedy: Option<String>,
 }
 
-/// Whether a hop is there.
+/// Whether the hop's object exists.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum HopState {
     #[default]
     Found,
-    /// It is not there, and nothing is lost by it.
+    /// It does not exist, but packets do not need it.
     Absent,
-    /// It is not there, and that closes the way.
+    /// It does not exist, and so packets do not pass.
     Missing,
-    /// It could not be looked at.
+    /// It could not be inspected.
     Unknown,
 }

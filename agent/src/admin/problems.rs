@@ -15,9 +15,9 @@ use crate::{
     endpoint::source::taken_in::Unmanaged, identities::view::IdentitiesView, proxies::ProxyView,
 };
 
-/// Until proxies that run beside the agent have connected after its start.
+/// Time in which proxies beside the agent have connected after its start.
 const PROXIES_CONNECT: Duration = Duration::from_secs(10);
-/// Nodes that a problem lists.
+/// Maximum number of nodes that a problem lists.
 const NODES: usize = 10;
 
 /// Policy documents that are refused.
@@ -58,7 +58,7 @@ pub(super) fn identities(identities: &IdentitiesView) -> impl Iterator<Item = St
     all.into_iter()
 }
 
-/// Nodes behind are lost to this one's pods, and what is not wrapped carries no identity.
+/// Problems of the tunnel: some nodes cannot be reached, and packets outside the tunnel carry no identity.
 pub(super) fn tunnel(tunnel: &TunnelView) -> impl Iterator<Item = String> + use<> {
     let fault = tunnel.fault.iter();
     let fault = fault.map(|fault| format!("the tunnel between nodes: {fault}"));
@@ -136,9 +136,9 @@ pub(crate) fn cluster_source(cluster: &ClusterView) -> impl Iterator<Item = Stri
 /// What holds for the objects of a watch that does not follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
-    /// The objects that the watch gave before stay.
+    /// The objects that the watch gave stay in force.
     Listed,
-    /// The objects of the last run stay.
+    /// The objects of the last run stay in force.
     LastRun,
     /// The objects of the stored list count.
     Stored,
@@ -149,9 +149,9 @@ struct Stale<'a> {
     meanwhile: Meanwhile,
     reason: &'a str,
     kinds: Vec<&'a str>,
-    /// For how long the first of them does not follow.
+    /// For how many seconds the first of them has been stale.
     seconds: u64,
-    /// Age of the stored list.
+    /// Age of the stored list, in seconds.
     stored_seconds: u64,
 }
 
@@ -221,7 +221,7 @@ impl Stale<'_> {
     }
 }
 
-/// Interfaces of pods of which the state directory has nothing, except those that are gone.
+/// Existing interfaces of pods for which the state directory has no files.
 pub(super) fn left_behind(
     left: &[(EndpointId, u32)],
     name: impl Fn(u32) -> Lookup<String>,
@@ -241,7 +241,7 @@ pub(super) fn left_behind(
     named.collect()
 }
 
-/// A pod of this node that is open.
+/// A pod of this node that is not under policy.
 pub(super) fn not_under_policy(unmanaged: &Unmanaged) -> String {
     format!("not under policy: {}: {}", unmanaged.pod, unmanaged.reason)
 }
@@ -263,7 +263,7 @@ pub(super) fn learning(proxies: &[ProxyView]) -> bool {
     })
 }
 
-/// No proxy tells the agent what it learns, and it had the time to connect.
+/// No proxy tells the agent what it learns, although there was time to connect.
 pub(super) fn nothing_learned(proxies: &[ProxyView], uptime: Duration) -> Option<String> {
     if uptime < PROXIES_CONNECT {
         return None;
@@ -275,7 +275,7 @@ pub(super) fn nothing_learned(proxies: &[ProxyView], uptime: Duration) -> Option
     (!learning(proxies)).then(|| text.to_owned())
 }
 
-/// Proxies that look for this agent's files elsewhere.
+/// Proxies that use another state directory than this agent.
 pub(super) fn other_state_dirs(proxies: &[ProxyView], own: &Path) -> Vec<String> {
     let others = proxies.iter().filter_map(|proxy| {
         let its = proxy.other_state_dir.as_ref()?;

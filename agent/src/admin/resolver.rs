@@ -25,7 +25,7 @@ impl Admin {
         })
     }
 
-    /// State of the resolver; `None` without a resolver. If it does not answer, that is added to `problems`.
+    /// State of the resolver; `None` without a resolver. If it does not answer, a text is added to `problems`.
     pub(super) async fn resolver_state(&self, problems: &mut Vec<String>) -> Option<ResolverView> {
         match self.resolver.as_ref()?.state().await {
             Ok(view) => {

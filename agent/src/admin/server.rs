@@ -51,13 +51,13 @@ use crate::{
     runner::{CoreAway, CoreHandle},
 };
 
-/// Bytes of a request's body at most.
+/// Maximum bytes of a request's body.
 const BODY: usize = 64 << 10;
 /// How long `fqdn cache clean` waits until proxies gave their leases back.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 /// How long a change waits until the core has carried it out.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Seconds that a question for events may wait.
+/// Maximum seconds that a request for events waits.
 const LONG_POLL: u64 = 10;
 const POLL: Duration = Duration::from_millis(10);
 
@@ -72,22 +72,22 @@ pub struct Admin {
     /// Packets that the datapath reported.
     pub events: Events,
     pub maps: Globals,
-    /// How the proxy in this process stands.
+    /// State of the built-in proxy, as text.
     pub builtin: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
     pub state_dir: PathBuf,
     /// The socket that this interface is served on.
     pub socket: PathBuf,
-    /// How the node's part of the datapath is.
+    /// State of the node's part of the datapath.
     pub conditions: Conditions,
-    /// How the watches of the cluster are, if it is a source.
+    /// State of the watches, if the cluster is a source.
     pub cluster: Option<ClusterHealth>,
     /// Where names of EgressFirewalls are refreshed.
     pub resolver: Option<ResolverHandle>,
     /// What makes CiliumIdentity objects.
     pub identities: Option<Identities>,
-    /// The tunnel between nodes; none = this node has no part in it.
+    /// The tunnel between nodes; `None` = this node has no part in it.
     pub tunnel: Option<TunnelStatus>,
     /// Why new pods may not get the CNI plugin.
     pub cni: CniCondition,
@@ -219,7 +219,7 @@ impl Admin {
             let look = move |core: &Core| (core.snapshot(), core.awaits_number(&key));
             let (snapshot, awaits_number) = self.core.inspect(look).await?;
             if awaits_number && BootTime::now().nanos() <= deadline {
-                // It comes soon, from the cluster or from this node.
+                // What the endpoint waits for comes soon, from the cluster or from this node.
                 tokio::time::sleep(POLL).await;
                 continue;
             }
@@ -267,7 +267,7 @@ impl Admin {
         }
     }
 
-    /// The endpoint that is called so.
+    /// The endpoint with this name or number.
     async fn endpoint(&self, text: &str) -> Result<EndpointView, Refusal> {
         let id = why::called(&self.core, text).await?;
         let view = match id {
@@ -284,7 +284,7 @@ impl Admin {
         }
     }
 
-    /// Removes an endpoint. One that is not in force has only its key.
+    /// Removes an endpoint. If it is not in force, only its key names it.
     async fn remove(&self, endpoint: &str) -> Result<Done, Refusal> {
         let unresolved = self.endpoints.unresolved();
         let key = match unresolved.iter().any(|one| one.key == endpoint) {
@@ -296,7 +296,7 @@ impl Admin {
         tokio::task::spawn_blocking(move || endpoints.remove(&key))
             .await
             .map_err(|error| Refusal::internal(&error))??;
-        // The queue is in order: an answer means that the removal was carried out.
+        // The core handles its queue in order: an answer means that the removal was carried out.
         self.core.summary().await?;
         Ok(Done {
             message: format!("removed {removed}"),

@@ -1,4 +1,4 @@
-//! The answer to `status`: how the agent is, and its problems.
+//! The answer to `status`: the state of the agent, and its problems.
 
 use agent_cluster::{health::ClusterHealth, own_interfaces};
 use agent_core::core::{Core, snapshot::Summary};
@@ -11,9 +11,9 @@ use crate::{
 };
 
 impl Admin {
-    /// How the agent is.
+    /// The state of the agent.
     pub(super) async fn status(&self) -> Result<Status, Refusal> {
-        // After the core has handled earlier events, and before the counts: those of a ready agent
+        // The core first handles earlier events. The counts follow: for a ready agent they
         // include its first documents.
         let mut warnings = self.core.inspect(|core| core.policy_warnings()).await?;
         let netpol = netns_lock::has_netpol();
@@ -68,7 +68,7 @@ impl Admin {
         })
     }
 
-    /// How programs are attached, with what interfaces have besides.
+    /// How programs are attached, and which other programs the interfaces have.
     async fn kernel(&self) -> KernelView {
         let (maps, kernel) = (self.maps.clone(), self.conditions.kernel().clone());
         let looked = tokio::task::spawn_blocking(move || kernel.look(&maps)).await;

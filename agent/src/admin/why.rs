@@ -39,7 +39,7 @@ pub(crate) struct Question {
     pub endpoint: String,
     /// The other side: the receiver for egress, the sender for ingress.
     pub target: Target,
-    /// Destination port; none = which ports are open?
+    /// Destination port; `None` = which ports are open?
     pub port: Option<Port>,
     /// Egress if the endpoint sends the packet, ingress if it receives it.
     pub direction: FlowDirection,
@@ -54,7 +54,7 @@ pub(crate) enum WhyError {
     /// The text names no endpoint, or several.
     #[error(transparent)]
     NoEndpoint(#[from] NoEndpoint),
-    /// The cluster has the pod, and it is no endpoint here.
+    /// The pod is in the cluster, and is no endpoint of this node.
     #[error(
         "pod {0} is no endpoint of this node: ask the agent of the pod's node (`kubectl get pod -o \
          wide` shows it). A pod with hostNetwork is no endpoint of any node"
@@ -70,25 +70,25 @@ pub(crate) enum WhyError {
         /// `namespace/name`.
         name: String,
     },
-    /// No pod is called so.
+    /// No pod has this name.
     #[error(
         "there is no endpoint and no document Pod/{0}: `endpoint list` shows the endpoints, and \
          `kubectl get pods -o yaml` prints pods for --policy-dir"
     )]
     NoPod(String),
-    /// No pod or Service with an address is called so.
+    /// No pod or Service with an address has this name.
     #[error(
         "there is no pod and no Service {0} with an address: give namespace/name, an address or a \
          DNS name"
     )]
     NoTarget(String),
-    /// Names mean nothing to ingress.
+    /// DNS names cannot be judged for ingress.
     #[error("ingress policy has no names: give the sender's address")]
     IngressName,
     /// Labels that cannot be read.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// A map could not be read for a reason of this process.
+    /// The task that reads a map failed.
     #[error("the maps could not be read completely: {0}")]
     Cut(#[from] tokio::task::JoinError),
 }
@@ -102,22 +102,22 @@ type LxcRead = (IpAddr, Option<(u16, u32)>);
 /// Data of the kernel about one address of the target.
 #[derive(Clone, Debug)]
 struct AddressRead {
-    /// Identity of the longest entry of the ipcache; none = no entry.
+    /// Identity of the ipcache's entry with the longest prefix; `None` = no entry.
     ipcache: Read<Option<u32>>,
-    /// Of a sender: the identity that came with its last packet, which counts in the place of the ipcache's.
+    /// For a sender: the identity that came with its last packet. It counts instead of the ipcache's identity.
     carried: Option<Carried>,
     /// What a packet's own look-up of the identity gives.
     identity: IdentityId,
     peer: PeerFound,
     entries: Read<Entries>,
-    /// The endpoint that has the address, receiver or sender: its side of the matter.
+    /// The endpoint that has the address, as receiver or sender, and how it judges.
     receiver: Option<Receiver>,
     /// The Service that a port of a node leads to.
     node_port: Option<NodePortFound>,
     /// Ingress of each backend that is an endpoint of this node, in the order of the backends.
     ingress: Vec<Option<Receiver>>,
-    /// Rules with a block that covers the address, which is a pod's or a node's: they are not
-    /// about it. Empty if another rule is.
+    /// Rules with a block that covers the address of a pod or a node. Such rules are not
+    /// about the address. Empty if another rule is.
     blocks: Vec<RuleView>,
 }
 
@@ -128,7 +128,7 @@ struct Carried {
     age_ms: u64,
 }
 
-/// Identities of addresses outside of which nothing else is known.
+/// Identities of addresses outside the cluster about which nothing else is known.
 const WORLDS: [IdentityId; 3] = [
     IdentityId::WORLD,
     IdentityId::WORLD_IPV4,
@@ -156,12 +156,12 @@ struct Receiver {
     entries: Read<Entries>,
 }
 
-/// What an endpoint's policy map says of an identity.
+/// What an endpoint's policy map says about an identity.
 #[derive(Clone, Debug, Default)]
 struct Entries {
     /// The entry that decides for the port asked for.
     decides: Option<(PolicyKey, PolicyValue)>,
-    /// Without a port: what passes, each with its own port.
+    /// For a question without a port: the entries that let packets pass, each with its port.
     open: Vec<(PolicyKey, PolicyValue)>,
 }
 
@@ -217,7 +217,7 @@ pub(crate) async fn answer(
     .why())
 }
 
-/// The endpoint that is called so, if there is one.
+/// The endpoint with this name, if there is one.
 pub(super) async fn called(core: &CoreHandle, text: &str) -> Result<Option<EndpointId>, WhyError> {
     let wanted = text.to_owned();
     let called = core.inspect(move |core| core.endpoints_called(&wanted));
@@ -243,8 +243,8 @@ pub(super) async fn no_endpoint(core: &CoreHandle, name: String) -> WhyError {
     }
 }
 
-/// What the documents in force say of a packet. Who sends: labels, or an endpoint; who
-/// receives: these, an address or a DNS name.
+/// What the documents in force say about a packet. The sender is given by labels or as an endpoint,
+/// the receiver also by an address or a DNS name.
 pub(crate) async fn trace(
     core: &CoreHandle,
     from: &str,
@@ -288,13 +288,13 @@ pub(crate) async fn trace(
     Ok(ask::trace(&repository, &sender, &receiver, port, known))
 }
 
-/// Both halves of one side of the matter: model and policy map.
+/// What the model and the policy map say about one side.
 type SideRead = (PeerFound, Read<Entries>);
-/// Whose side, which direction of it, and the peer and the port there.
+/// The endpoint on this side, its direction, its peer and the port.
 type SideKey = (EndpointId, FlowDirection, IdentityId, Option<Port>);
 
-/// Reads what is asked of core and maps, of each identity once: a name may have a thousand
-/// addresses, and they have one.
+/// Reads from the core and the maps once for each identity: a name may have a thousand
+/// addresses with one identity.
 struct Reader<'a> {
     core: &'a CoreHandle,
     maps: &'a Globals,
@@ -324,7 +324,7 @@ impl Reader<'_> {
         Ok(read)
     }
 
-    /// Addresses outside of which nothing is known.
+    /// Addresses outside the cluster about which nothing is known.
     async fn outside(&mut self) -> Result<Vec<SideRead>, WhyError> {
         let endpoint = EndpointId(self.found.endpoint.id);
         let mut outside = Vec::new();
@@ -352,7 +352,7 @@ impl Reader<'_> {
         let identity = match (carried, &ipcache) {
             (Some(carried), _) => IdentityId(carried.identity),
             (None, Ok(found)) => found.map_or(world, IdentityId),
-            // The next best is what the kernel was given.
+            // Otherwise the identity that the agent gave the kernel counts.
             (None, Err(_)) => address.given.map_or(world, IdentityId),
         };
         let port = self.question.port;

@@ -20,7 +20,7 @@ pub(super) enum BaseError {
     /// The file is not valid JSON.
     #[error("is not JSON ({0}); correct it, or wait until its owner has written it")]
     Json(String),
-    /// Neither a list nor a plugin.
+    /// The file describes neither a list nor a plugin.
     #[error("has no {0}; correct it, or wait until its owner has written it")]
     Lacks(&'static str),
 }
@@ -139,7 +139,7 @@ fn kind(plugin: &Value) -> &str {
 mod tests {
     use super::*;
 
-    /// Configurations as each network writes them, with name and version of ours.
+    /// Configurations as each network writes them, with the name and version that ours must have.
     const BASES: [(&str, &str, &str, &str); 6] = [
         (
             "flannel",

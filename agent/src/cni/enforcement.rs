@@ -43,7 +43,7 @@ pub(crate) trait Enforcement: Clone + Send + Sync + 'static {
     /// The list of pods could not be written.
     fn detach(&self, id: &AttachmentId) -> Result<usize, EndpointError>;
 
-    /// As [`Self::detach`], if the runtime itself removes the attachment, whose namespace is `netns`.
+    /// Like [`Self::detach`], when the runtime itself removes the attachment, whose namespace is `netns`.
     ///
     /// # Errors
     /// The list of pods could not be written.

@@ -205,7 +205,7 @@ fn write_list(dir: &Path, socket: &Path) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// Removes our configuration. The plugin stays, because the runtime calls it when pods end that were made with it.
+/// Removes our configuration. The plugin stays: the runtime calls it when pods made with it end.
 /// Returns whether the configuration was there.
 ///
 /// # Errors

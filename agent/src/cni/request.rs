@@ -24,7 +24,7 @@ pub(super) enum CniRequest {
         uid: Option<String>,
         /// Addresses that the interface was given.
         addresses: Vec<IpAddr>,
-        /// How long the plugin waits for the answer, milliseconds.
+        /// How many milliseconds the plugin waits for the answer.
         wait_ms: u64,
         /// How many namespaces its configuration lets start without the agent; 0 from a plugin of an
         /// earlier release.
@@ -41,7 +41,7 @@ pub(super) enum CniRequest {
         #[serde(default)]
         netns: Option<PathBuf>,
     },
-    /// Is a pod's interface under policy?
+    /// Asks whether a pod's interface is under policy.
     #[serde(rename = "CHECK")]
     Check {
         /// The runtime's name of the pod's sandbox.
@@ -72,7 +72,7 @@ pub(super) struct Valid {
 mod tests {
     use super::*;
 
-    /// The texts are those that the plugin writes; its own tests have them too.
+    /// The texts are requests that the plugin writes; the plugin's tests have the same texts.
     #[test]
     fn the_plugins_requests_are_read() {
         let add = r#"{"command":"ADD","containerId":"2d1a","netns":"/var/run/netns/cni-5503",

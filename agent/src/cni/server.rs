@@ -74,7 +74,7 @@ fn reason(error: &AttachError) -> AddFailure {
 }
 
 impl<E: Enforcement> CniServer<E> {
-    /// Pods of the plugin's requests go to `enforcement`.
+    /// Makes a server that passes pods to `enforcement`.
     pub(crate) fn new(enforcement: E, reports: PluginReports) -> Self {
         Self {
             enforcement,

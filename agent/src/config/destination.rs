@@ -23,7 +23,7 @@ pub struct Destination {
     pub port: Option<Port>,
 }
 
-/// A text that is no destination.
+/// Why a text is no destination.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DestinationError {
     /// A port that cannot be read.
@@ -111,7 +111,7 @@ pub struct Receiver {
     pub port: Option<Port>,
 }
 
-/// A text that is no side of a traced packet.
+/// Why a text is no side of a traced packet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
     /// A label that cannot be read.

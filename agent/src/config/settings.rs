@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
-/// Flags that two agents of one node may have different: they change nothing that is in force.
+/// Flags that may differ between two agents of one node: they change nothing that is in force.
 const MAY_DIFFER: [&str; 6] = [
     "config",
     "config_dir",
@@ -15,7 +15,7 @@ const MAY_DIFFER: [&str; 6] = [
     "standby",
 ];
 
-/// Directories and sockets at which proxies, commands and the next owner find what an owner has: they may differ in no
+/// Paths at which proxies, commands and the next owner find an owner's files and sockets. They may not differ in a
 /// takeover. The state directory is compared by its lock.
 const PLACES: [&str; 5] = [
     "admin-socket",
@@ -51,7 +51,7 @@ impl Settings {
         Some(Path::new(root))
     }
 
-    /// As [`Self::differences`], of what an agent with other settings has to have in common with the owner.
+    /// Like [`Self::differences`], for the settings that every agent must have in common with the owner.
     pub(crate) fn differences_in_places(&self, of_owner: &Self) -> Vec<String> {
         let of = |settings: &Self| {
             let all = settings.0.clone().into_iter();
@@ -63,7 +63,7 @@ impl Settings {
         of(self).differences(&of(of_owner))
     }
 
-    /// What another run has different, as text.
+    /// The settings that differ between the owner and this run, as text.
     pub(crate) fn differences(&self, of_owner: &Self) -> Vec<String> {
         let names = self.0.keys().chain(of_owner.0.keys());
         let names: std::collections::BTreeSet<&String> = names.collect();

@@ -27,7 +27,7 @@ pub(crate) struct CoreFeed {
     pub(crate) high_scale: channel::Sender<HighScaleView>,
     /// Takes the DNSNameResolvers, if they are used.
     pub(crate) names: Option<Arc<Feed>>,
-    /// Takes the nodes without an agent; none without a cluster.
+    /// Takes the nodes without an agent; `None` without a cluster.
     pub(crate) health: Option<ClusterHealth>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  name ─► id ─► first process ─► network namespace
-//!       │     └ state of runc or crun (/run), or what the OCI hook said
+//!       │     └ state of runc or crun (/run), or what the OCI hook reported
 //!       └ store of podman, or of docker
 //! ```
 //! Only files of root count. Annotations and labels of images and containers are not read.
@@ -33,7 +33,7 @@ use self::store::Names;
 
 /// Root directory of docker.
 const DOCKER_ROOT: &str = "/var/lib/docker";
-/// Directories in which OCI runtimes have a directory for each container: those of podman and CRI-O, and docker's.
+/// Directories in which the OCI runtimes of podman, CRI-O and docker have a directory for each container.
 const STATES: [&str; 3] = ["/run/runc", "/run/crun", "/run/docker/runtime-runc/moby"];
 
 /// Hexadecimal digits of an id that podman gives.
@@ -93,13 +93,13 @@ impl Containers {
         id.len() == ID && id.bytes().all(|byte| byte.is_ascii_hexdigit())
     }
 
-    /// The name of podman's container with this id. `None`: it is not podman's.
+    /// The name of podman's container with this id. `None`: it is not a container of podman.
     pub fn name_of(&mut self, id: &str) -> io::Result<Option<ContainerName>> {
         let name = self.podman.name_of(id)?;
         Ok(name.and_then(|name| ContainerName::new(Runtime::Podman, name)))
     }
 
-    /// Records the first process of a container that starts and of which its runtime has no state yet.
+    /// Records the first process of a starting container, of which its runtime has no state yet.
     pub(crate) fn starts(&mut self, id: &str, process: Process) {
         // Forgets containers that have ended.
         self.processes

@@ -1,6 +1,6 @@
 //! From "interface eth0 of network namespace pod1" to what the datapath needs.
 //!
-//! A thread of its own asks rtnetlink about the pod's namespace and about this one. It never enters the pod's.
+//! A separate thread asks rtnetlink about the pod's namespace and this one. It never enters the pod's namespace.
 
 mod addresses;
 mod attributes;
@@ -95,7 +95,7 @@ impl fmt::Display for Netns {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Discovered {
     pub interface: PodInterface,
-    /// Addresses that count, IPv4 first: not all that the pod's interface has.
+    /// Addresses that count, IPv4 first; the pod's interface may have others.
     pub addresses: Vec<IpAddr>,
     /// Every address of the pod's interface that is not link-local.
     pub present: Vec<IpAddr>,
@@ -106,7 +106,7 @@ pub(crate) struct Discovered {
 }
 
 /// Finds the interface `ifname` of `netns`, its host side, and which of its addresses count.
-/// Blocks for a few milliseconds: call it from a thread that may.
+/// Blocks for a few milliseconds: call it from a thread that may block.
 pub(crate) fn discover(
     netns: &Netns,
     ifname: &str,
@@ -151,7 +151,7 @@ pub(crate) fn discover(
     })
 }
 
-/// Addresses of the interface `ifname` of `netns`, of whatever kind it is.
+/// Addresses of the interface `ifname` of `netns`, which may be of any kind.
 pub(crate) fn addresses_in(netns: &Netns, ifname: &str) -> Result<Vec<IpAddr>, DiscoverError> {
     look_inside(netns, {
         let (netns, ifname) = (netns.clone(), ifname.to_owned());
@@ -177,7 +177,7 @@ pub(crate) fn addresses_in(netns: &Netns, ifname: &str) -> Result<Vec<IpAddr>, D
     })
 }
 
-/// Runs `work` with a reader of `netns`, on a thread that ends with it.
+/// Runs `work` with a reader of `netns`, on a thread that ends when `work` ends.
 fn look_inside<T: Send + 'static>(
     netns: &Netns,
     work: impl AsyncFnOnce(Inside) -> Result<T, DiscoverError> + Send + 'static,
@@ -188,7 +188,7 @@ fn look_inside<T: Send + 'static>(
     })
 }
 
-/// Runs `work` with an rtnetlink socket of this namespace, on a thread that ends with it. Errors
+/// Runs `work` with an rtnetlink socket of this namespace, on a thread that ends when `work` ends. Errors
 /// name `netns`.
 fn on_thread<T: Send + 'static>(
     netns: &Netns,

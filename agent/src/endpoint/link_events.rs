@@ -65,7 +65,7 @@ impl Shape {
 }
 
 impl LinkEvents {
-    /// Subscribes until stopped. While that fails, no event comes.
+    /// Subscribes until stopped. While the subscription fails, no event comes.
     pub(crate) fn watch(tasks: &TaskTracker, stop: CancellationToken) -> Self {
         Self(NetlinkEvents::watch(SUBSCRIPTION, tasks, stop))
     }

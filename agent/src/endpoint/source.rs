@@ -1,8 +1,8 @@
 //! Where endpoints come from: the endpoint directory, the command line, and the CNI plugin.
 //!
 //! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
-//! long as its host-side interface exists: at a start, the endpoints of the last run are the
-//! argument `restored` of [`EndpointBook::open`]. It goes when its document is removed or its interface is
+//! long as its host-side interface exists. At a start, the endpoints of the last run are the
+//! argument `restored` of [`EndpointBook::open`]. It is removed when its document is removed or its interface is
 //! gone. A document that names a process by number is resolved once: when its interface is gone,
 //! another process may have the number.
 //!
@@ -72,7 +72,7 @@ pub struct Unresolved {
     pub reason: String,
 }
 
-/// How often the first listing reads all documents, while a document has an error that may go away by itself.
+/// How often the first listing reads all documents, if a document has an error that may go away by itself.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -110,7 +110,7 @@ struct State {
     containers: Containers,
     /// Why a container could not be looked for.
     containers_failure: Option<String>,
-    /// The ports of bridges could not be listed.
+    /// Whether the ports of bridges could not be listed.
     ports_unknown: bool,
     problems: Problems,
     processes: Processes,
@@ -125,7 +125,7 @@ struct State {
 /// The directory of documents, as it was read last.
 #[derive(Default)]
 struct LastListing {
-    /// The first listing is not complete.
+    /// Whether the first listing is not complete yet.
     starting: bool,
     /// The first listing takes endpoints as another agent left them just now ([`kept`]).
     keeps: bool,
@@ -158,7 +158,7 @@ struct Marks {
 struct Problems {
     unresolved: BTreeMap<String, String>,
     retries: Retries,
-    /// The last look failed for a reason that may go away by itself.
+    /// Whether the last look failed for a reason that may go away by itself.
     passing: bool,
 }
 
@@ -168,13 +168,13 @@ struct Found {
     /// The namespace that its document named when it was found; `None` = not known.
     namespace: Option<NamespaceId>,
     delivered: bool,
-    /// Another document has this interface now.
+    /// Whether another document has this interface now.
     superseded: bool,
 }
 
 impl EndpointBook {
-    /// The book of a directory and of the list of endpoints added by command, which is read here. `restored` are the
-    /// endpoints of the last run on this boot. `gate` closes interfaces; `None` = none can be closed. `deliver` gets
+    /// Opens the book of a directory and reads the list of endpoints added by command. `restored` are the
+    /// endpoints of the last run on this boot. `gate` closes interfaces; `None` = no closing. `deliver` gets
     /// the events; it may block while the core is busy.
     pub fn open(
         dir: Option<PathBuf>,
@@ -270,8 +270,8 @@ impl EndpointBook {
         self.state.lock().refresh(&*self.deliver);
     }
 
-    /// Follows endpoints whose interface is gone or whose namespace is another one now, and those
-    /// that are not found yet and are due. Cheap where nothing changed.
+    /// Follows endpoints whose interface is gone or whose namespace was replaced, and those
+    /// that are not found yet and are due. Cheap if nothing changed.
     pub fn follow(&self) {
         let mut state = self.state.lock();
         state.follow_due(&*self.deliver);
@@ -281,7 +281,7 @@ impl EndpointBook {
         }
     }
 
-    /// As [`Self::follow`], after a change of the node's interfaces or routes: whatever is not
+    /// Like [`Self::follow`], after a change of the node's interfaces or routes: whatever is not
     /// resolved is due.
     pub fn follow_links(&self) {
         let mut state = self.state.lock();
@@ -325,7 +325,7 @@ impl EndpointBook {
         self.enter(&key, document, &netns, spec, namespace)
     }
 
-    /// Records an endpoint that was found, and sends it to the core. It is on disk before that.
+    /// Writes an endpoint that was found to disk, and then sends it to the core.
     fn enter(
         &self,
         key: &str,
@@ -402,7 +402,7 @@ impl EndpointBook {
         self.state.lock().gated.names_failure()
     }
 
-    /// Containers and interfaces of documents that are not there; each is under policy when it comes.
+    /// Containers and interfaces of documents that do not exist; each is put under policy when it appears.
     pub(crate) fn awaited(&self) -> Vec<String> {
         let state = self.state.lock();
         let documents = state.documents.iter();
@@ -499,7 +499,7 @@ impl State {
         (!is_gone).then(|| found.spec.clone())
     }
 
-    /// Whether an endpoint's interface is there. An interface with the same number and another name
+    /// Whether an endpoint's interface exists. An interface with the same number and another name
     /// is the same one, renamed, if it has the endpoint's programs.
     fn interface_of(&self, found: &Found) -> Lookup<()> {
         let ifindex = found.spec.interface.ifindex;
@@ -513,10 +513,10 @@ impl State {
 
     /// Whether a document names a process by number, and another process may have that number now.
     ///
-    /// - If the endpoint was found by this number, that is so once its interface is gone.
-    /// - If it was not found in this run and a command added it, that is so unless the process is
-    ///   certainly the one of the time when it was added.
-    /// - Any other endpoint has the mark `ended` in that case.
+    /// - If the endpoint was found by this number: true once its interface is gone.
+    /// - If it was not found in this run and a command added it: true unless the process is
+    ///   certainly the same as when the endpoint was added.
+    /// - Any other endpoint: true if it has the mark `ended`.
     fn has_ended(&self, key: &str, document: &EndpointDocument) -> bool {
         let Some(pid) = document.pid else {
             return false;

@@ -140,7 +140,7 @@ fn selector_rule(rule: &SelectorRule) -> Option<DnsSelectorRule> {
         Servers::Any => (true, Vec::new()),
         Servers::Identities(set) if set.is_empty() => return None,
         Servers::Identities(set) => (false, set.iter().map(|id| id.0).collect()),
-        // Restored rules of files are the proxy's own business, never sent.
+        // Restored rules of files concern only the proxy, and are never sent.
         Servers::Prefixes(_) => return None,
     };
     let names = match &rule.names {

@@ -5,7 +5,7 @@
 //! One snapshot is in flight at a time, and at most one is sent per second. The protocol has no
 //! message that removes a rule, so the agent sends a rule that matches nothing in its place. If a
 //! snapshot is larger than such a proxy can receive, the prefixes that change no decision are
-//! omitted. If it is still too large, it is counted and not sent: the proxy keeps its present
+//! omitted. A snapshot that is still too large is counted and not sent: the proxy keeps its present
 //! rules.
 
 mod mapping;
@@ -50,7 +50,7 @@ const PACE: Duration = Duration::from_secs(1);
 /// data, and closes the connection if no reply comes within 1 s. With the agent's pings it needs
 /// none.
 const PING: Duration = Duration::from_secs(5);
-/// Receive limit of the client (grpc-go), bytes, less some room.
+/// Receive limit of the client (grpc-go), bytes, minus a reserve.
 const LIMIT: usize = (4 << 20) - 1024;
 /// Largest message of a client, bytes: an answer with the most addresses, as text.
 const MAX_REQUEST: usize = 1 << 20;
@@ -135,7 +135,7 @@ impl FqdnDataService {
         }
     }
 
-    /// The same service with another limit on connections.
+    /// This service with another limit on connections.
     #[must_use]
     pub fn with_guests(self, guests: Guests<Who>) -> Self {
         Self { guests, ..self }

@@ -1,6 +1,6 @@
 //! Follows the processes that hold leases, and ends the leases of a process that has ended.
 //!
-//! The end of a mapping stream says nothing about the process behind it: it may go on answering under the leases that
+//! The end of a mapping stream says nothing about the process behind it: it may go on answering under leases that
 //! it has. The agent sees the end of the process through its pidfd.
 
 use std::{
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::runner::CoreHandle;
 
 /// Maximum processes that are followed at once, each with a descriptor. Leases of other processes last until they
-/// expire, an hour at most.
+/// expire, after an hour at most.
 pub(crate) const MAX_PROCESSES: usize = 256;
 /// Maximum streams that are remembered of one process; the oldest are forgotten.
 const MAX_STREAMS: usize = 256;
@@ -83,7 +83,7 @@ impl Holders {
 
 fn has_ended(process: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-    // If the call fails, nothing is known: the leases last to their end.
+    // If the call fails, the process counts as running: its leases last to their end.
     poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 

@@ -23,7 +23,7 @@ pub enum SocketError {
     /// Another process accepts connections on it.
     #[error("{0} is served by another process; stop it, or choose another path")]
     InUse(PathBuf),
-    /// The path of a directory.
+    /// The path is that of a directory.
     #[error(
         "{path} is a directory; give the path of a socket in it, for example {path}/holdfast.sock",
         path = .0.display()
@@ -52,7 +52,7 @@ impl Allowed {
     }
 }
 
-/// Binds a socket for root only, if there is to be one.
+/// Binds a socket for root only, if a path is given.
 pub(crate) fn bind_some(path: Option<PathBuf>) -> Result<Option<UnixListener>, SocketError> {
     path.map(|path| bind(&path, None)).transpose()
 }
@@ -137,7 +137,7 @@ impl Peer {
         }
     }
 
-    /// Takes the state directory from the peer's Hello, if that is not the agent's; the first one counts.
+    /// Takes the state directory from the peer's first Hello, if it is not the agent's.
     pub(super) fn has_state_dir(&self, dir: &Path) {
         let text = shown(&dir.to_string_lossy(), 256);
         let _kept = self.other_state_dir.set(text);

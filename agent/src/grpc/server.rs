@@ -30,7 +30,7 @@ use crate::{
     runner::CoreHandle,
 };
 
-/// Maximum messages between a stream's task and HTTP/2. Once that many wait, the next is made when one has left.
+/// Maximum messages between a stream's task and HTTP/2. The stream's task makes the next message when there is room.
 const IN_FLIGHT: usize = 4;
 /// Maximum connections that wait for the server.
 const ACCEPTED: usize = 16;
@@ -45,7 +45,7 @@ pub struct About {
     pub epoch: Epoch,
     /// Port that DNS is redirected to.
     pub proxy_port: u16,
-    /// Shortest time for which a learned address is valid, seconds.
+    /// Shortest time for which a learned address is valid, in seconds.
     pub min_ttl: u32,
     /// Directory of this agent's files.
     pub state_dir: PathBuf,
@@ -83,7 +83,7 @@ impl Native {
         }
     }
 
-    /// The same service with another limit on connections.
+    /// This service with another limit on connections.
     #[must_use]
     pub fn with_guests(self, guests: Guests<Who>) -> Self {
         Self { guests, ..self }

@@ -1,5 +1,5 @@
-//! The one agent that looks after all objects: it deletes those that no pod has used for a long time, and makes
-//! those of pods whose nodes have no agent.
+//! The one agent that looks after all objects: it deletes objects that no pod has used for a long time, and makes
+//! objects for pods whose nodes have no agent.
 
 use std::{
     sync::Arc,
@@ -33,11 +33,11 @@ use super::{
 };
 use crate::runner::CoreHandle;
 
-/// Between two looks, at most.
+/// Longest pause between two looks.
 const LOOK: Duration = Duration::from_secs(5);
 /// Kinds that say which labels are in use.
 const KINDS: [&str; 3] = ["Namespace", "Pod", "CiliumIdentity"];
-/// Objects that one look deletes at most.
+/// Maximum number of objects that one look deletes.
 const DELETES: usize = 20;
 /// The holder renews the Lease after each of these parts of its duration, and stops leading one part before its end.
 const PARTS: u32 = 3;
@@ -63,16 +63,16 @@ pub(super) struct Leader {
 #[derive(Debug)]
 struct Hold {
     sight: Sight,
-    /// It is ours since the request that began then.
+    /// When the request began by which the Lease became ours.
     renewed: Option<Instant>,
     retry: Backoff,
 }
 
-/// What the agent that leads has to know.
+/// What the leading agent remembers between looks.
 #[derive(Debug)]
 struct Watched {
     unused: Unused,
-    /// None: it was not read since this agent leads.
+    /// `None`: not read since this agent began to lead.
     resting: Option<Resting>,
     operator: OperatorSight,
 }
@@ -180,7 +180,7 @@ impl Leader {
         };
         let unused = &mut watched.unused;
         if !found.is_synced || !self.is_current() {
-            // Which pods there are is not known: no time counts.
+            // The pods are not known, so no time without a pod counts.
             unused.forget();
             return;
         }

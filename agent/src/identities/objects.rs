@@ -22,14 +22,14 @@ use shared_maps::IdentityId;
 const ALL: &str = "/apis/cilium.io/v2/ciliumidentities";
 /// Node of an object whose labels no Pod document has: the object stays while the node's CiliumNode does.
 const NODE: &str = "holdfast.io/node";
-/// Bytes of an object; the API server stores 1.5 MB.
+/// Maximum bytes of an object; the API server stores at most 1.5 MB.
 const OBJECT_MAX: usize = 2 << 20;
-/// Longest time until an answer.
+/// Longest time until an answer arrives.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How often an object may be added and removed between two requests.
+/// Maximum attempts, if an object is added and removed between two requests.
 const ATTEMPTS: usize = 3;
 
-/// Where objects are made, and the time there: tests have one of their own.
+/// The place where objects are made, and its clock: tests have their own.
 pub(super) trait Store: Send + Sync {
     fn now(&self) -> Instant {
         Instant::now()
@@ -39,14 +39,14 @@ pub(super) trait Store: Send + Sync {
     }
     /// Namespace of the agents.
     fn namespace(&self) -> &str;
-    /// Makes the object, or reads the one of that name.
+    /// Makes the object, or reads the existing one with its name.
     fn make(
         &self,
         id: IdentityId,
         labels: &LabelSet,
         is_of_pod: bool,
     ) -> impl Future<Output = Result<Made, RequestError>> + Send;
-    /// A Lease; none if it does not exist, or may not be read.
+    /// A Lease; `None` if it does not exist, or may not be read.
     fn lease(
         &self,
         namespace: &str,
@@ -62,7 +62,7 @@ pub(super) struct Objects {
     pub(super) node: String,
 }
 
-/// What became of an object.
+/// The result of an attempt to make an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Made {
     Created,
@@ -72,11 +72,11 @@ pub(super) enum Made {
     Others,
 }
 
-/// What became of an object that was to be deleted.
+/// The result of an attempt to delete an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deleted {
     Done,
-    /// It is not what it was, another program's, or a node still uses it.
+    /// The object changed, belongs to another program, or is still used by a node.
     Kept,
 }
 
@@ -96,7 +96,7 @@ impl Store for Objects {
             .as_object()
             .map_or(0, serde_json::Map::len);
         if written != labels.as_slice().len() {
-            // One key with two values: no object can say that.
+            // An object cannot have one key with two values.
             return Ok(Made::Others);
         }
         for _ in 0..ATTEMPTS {
@@ -133,7 +133,7 @@ impl Store for Objects {
 }
 
 impl Objects {
-    /// Deletes an object, if it is as this agent knows it, and nothing speaks for it.
+    /// Deletes an object, if it did not change and no node uses it.
     pub(super) async fn delete(
         &self,
         id: IdentityId,
@@ -198,7 +198,7 @@ impl Objects {
     }
 }
 
-/// The object has a number that no pod has the labels of.
+/// The error for a number whose object has other labels than expected.
 fn changed(id: IdentityId) -> RequestError {
     RequestError::Refused {
         code: 422,

@@ -8,7 +8,7 @@ use agent_core::{
     labels::LabelSet,
 };
 
-/// What is in the way now.
+/// What keeps objects from being made at present.
 #[derive(Debug, Default)]
 pub(super) struct Obstacles {
     /// Why no object at all can be created.
@@ -18,33 +18,33 @@ pub(super) struct Obstacles {
 }
 
 impl Obstacles {
-    /// Nothing is made for this reason.
+    /// Notes why no object at all is made.
     pub(super) fn stop_all(&mut self, reason: String) {
         self.of_all = Some(reason);
     }
 
-    /// Nothing is in the way of all objects.
+    /// Notes that objects can be made again.
     pub(super) fn let_all(&mut self) {
         self.of_all = None;
     }
 
-    /// The object of these labels is not made for this reason.
+    /// Notes why the object of these labels is not made.
     pub(super) fn stop(&mut self, labels: &LabelSet, reason: String) {
         self.of_one.insert(labels.clone(), reason);
     }
 
-    /// The object of these labels was made.
+    /// Notes that the object of these labels was made.
     pub(super) fn made(&mut self, labels: &LabelSet) {
         self.of_all = None;
         self.of_one.remove(labels);
     }
 
-    /// Label sets that lack an object are these now.
+    /// Takes the label sets that lack an object now.
     pub(super) fn follow(&mut self, wanted: &WantedIdentities) {
         self.of_one.retain(|labels, _| wanted.contains_key(labels));
     }
 
-    /// The first one, for `status`.
+    /// The first obstacle, for `status`.
     pub(super) fn first(&self) -> Option<String> {
         let of_one = self.of_one.values().next();
         self.of_all.as_ref().or(of_one).cloned()
@@ -52,7 +52,7 @@ impl Obstacles {
 }
 
 /// Whether every other object would fail too. Otherwise it may be the labels of a tenant that the API server does not
-/// take, for example because they are too long: objects of other tenants do not wait for those.
+/// take, for example because they are too long: objects of other tenants do not wait for such labels.
 pub(super) fn concerns_all(error: &RequestError) -> bool {
     let of_all = [401, 403, 404, 408, 429, 502, 503, 504];
     error.code().is_none_or(|code| of_all.contains(&code))
@@ -100,7 +100,7 @@ pub(super) fn beside_operator(lease: &str) -> String {
     )
 }
 
-/// While it is not certain that the operator runs.
+/// The reason while it is not certain whether the operator runs.
 pub(super) const LOOKING: &str =
     "a Lease of a Cilium operator exists; the agent looks for 30 s whether it is renewed";
 

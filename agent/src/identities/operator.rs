@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use super::objects::Store;
 
-/// The operator's Lease. It renews it every few seconds.
+/// The operator's Lease, which the operator renews every few seconds.
 const LEASE: &str = "cilium-operator-resource-lock";
-/// Namespaces where Cilium is installed, beside that of the agents.
+/// Namespaces where Cilium is installed, besides the agents' namespace.
 const NAMESPACES: [&str; 2] = ["kube-system", "cilium"];
-/// A Lease that did not change for so long is one that an operator left behind. No clocks are compared.
+/// An operator left a Lease behind if it did not change for this long. No clocks are compared.
 const LEFT: Duration = Duration::from_secs(30);
-/// Between two looks: while it is not certain, and afterwards.
+/// Pauses between two looks: while the verdict is uncertain, and afterwards.
 const SOON: Duration = Duration::from_secs(5);
 const LATER: Duration = Duration::from_mins(1);
 
@@ -33,7 +33,7 @@ struct Seen {
     version: String,
     holder: String,
     since: Instant,
-    /// It changed while this agent looked.
+    /// Whether the Lease changed while this agent looked.
     was_renewed: bool,
 }
 
@@ -43,12 +43,12 @@ pub(super) enum Verdict {
     None,
     /// Its Lease exists; it shows soon whether it is renewed.
     Undecided,
-    /// It runs: its Lease, and the holder.
+    /// The operator runs: text with its Lease and the holder.
     Runs(String),
 }
 
 impl OperatorSight {
-    /// Nothing was looked at yet.
+    /// The state before the first look.
     pub(super) fn new() -> Self {
         Self {
             leases: BTreeMap::new(),
@@ -57,7 +57,7 @@ impl OperatorSight {
         }
     }
 
-    /// Looks for the Leases of operators if it is the time. Gives the state.
+    /// Looks for the Leases of operators if a look is due. Gives the state.
     pub(super) async fn look(&mut self, store: &impl Store) -> Verdict {
         if !self.is_due(store.now()) {
             return self.verdict.clone();
@@ -79,7 +79,7 @@ impl OperatorSight {
         self.next.is_none_or(|next| next <= now)
     }
 
-    /// When the next look is due; none if there was none yet.
+    /// When the next look is due; `None` if there was no look yet.
     pub(super) fn next(&self) -> Option<Instant> {
         self.next
     }
@@ -93,7 +93,7 @@ impl OperatorSight {
                 text(&lease["spec"]["holderIdentity"]),
             )
         });
-        // An operator that ends gives it back.
+        // An operator that ends gives its Lease back.
         let Some((version, holder)) = lease.filter(|(_, holder)| !holder.is_empty()) else {
             self.leases.remove(namespace);
             return;
@@ -163,13 +163,13 @@ mod tests {
             Verdict::Runs("Lease kube-system/cilium-operator-resource-lock of op-a".to_owned());
         assert_eq!(look(Some(lease("2", "op-a")), 70), runs);
         assert_eq!(look(Some(lease("2", "op-a")), 99), runs);
-        // It was killed, and its Lease stays.
+        // The operator was killed, and its Lease stays.
         assert_eq!(look(Some(lease("2", "op-a")), 100), Verdict::None);
         assert_eq!(
             look(Some(lease("3", "op-b")), 160),
             Verdict::Runs("Lease kube-system/cilium-operator-resource-lock of op-b".to_owned())
         );
-        // It was uninstalled in order.
+        // The operator was uninstalled and gave its Lease back.
         assert_eq!(look(Some(lease("4", "")), 165), Verdict::None);
     }
 

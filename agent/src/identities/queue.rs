@@ -1,4 +1,4 @@
-//! Which label set gets its object next: 20 a second at most, and namespaces in turn. Pure.
+//! Which label set gets its object next: at most 20 per second, and namespaces in turn. No input or output.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -7,7 +7,7 @@ use std::{
 
 use agent_core::{identity::cluster::WantedIdentities, labels::LabelSet};
 
-/// Most objects within [`PERIOD`].
+/// Maximum number of objects within [`PERIOD`].
 const RATE: usize = 20;
 const PERIOD: Duration = Duration::from_secs(1);
 /// Objects that one namespace may make at once, and the time in which it may make one more after that: a tenant
@@ -34,16 +34,16 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Refused {
     until: Instant,
-    /// The pause after that.
+    /// The pause after the next refusal.
     next: Duration,
 }
 
 /// What a namespace has used.
 #[derive(Debug)]
 struct Share {
-    /// When all that it may make at once may be made again.
+    /// When the namespace may make [`BURST`] objects at once again.
     full_at: Instant,
-    /// When it was served last, as a number of attempts.
+    /// When the namespace was served last, as a number of attempts.
     turn: u64,
 }
 
@@ -52,7 +52,7 @@ struct Share {
 pub(super) enum Turn {
     Make(LabelSet),
     WaitUntil(Instant),
-    /// Nothing lacks an object.
+    /// No label set lacks an object.
     Rest,
 }
 
@@ -61,7 +61,7 @@ fn namespace(labels: &LabelSet) -> &str {
 }
 
 impl Queue {
-    /// The list is this one now. New label sets are tried after `delay`.
+    /// Takes the present list. New label sets are tried after `delay`.
     pub(super) fn follow(
         &mut self,
         wanted: &WantedIdentities,
@@ -92,7 +92,7 @@ impl Queue {
         let times = self.pending.iter().map(|(name, sets)| {
             let first = sets.iter().min_by_key(|(_, due)| **due);
             let share = self.made.get(name);
-            // Not before the share of the namespace has room.
+            // The namespace waits until its share has room.
             let room = share.and_then(|share| share.full_at.checked_sub(REFILL * (BURST - 1)));
             let refused = self.refused.get(name).map(|refused| refused.until);
             let not_before = room.max(refused);
@@ -129,7 +129,7 @@ impl Queue {
         share.turn = self.turn;
     }
 
-    /// The label set is not tried before this time.
+    /// Delays a label set until this time.
     pub(super) fn later(&mut self, labels: &LabelSet, at: Instant) {
         let sets = self.pending.get_mut(namespace(labels));
         if let Some(due) = sets.and_then(|sets| sets.get_mut(labels)) {
@@ -137,7 +137,7 @@ impl Queue {
         }
     }
 
-    /// The API server refused this object: others of the namespace wait, and those of other namespaces do not.
+    /// Notes that the API server refused an object. Other objects of its namespace wait; other namespaces do not.
     pub(super) fn refuse(&mut self, labels: &LabelSet, now: Instant) {
         let (first, longest) = PAUSES;
         let name = namespace(labels).to_owned();
@@ -147,17 +147,17 @@ impl Queue {
         });
         refused.until = now + refused.next;
         refused.next = (refused.next * 2).min(longest);
-        // After the others of the namespace.
+        // This object comes after the others of the namespace.
         let again = now + refused.next;
         self.later(labels, again);
     }
 
-    /// The API server took an object of the namespace.
+    /// Notes that the API server accepted an object of the namespace.
     pub(super) fn accept(&mut self, labels: &LabelSet) {
         self.refused.remove(namespace(labels));
     }
 
-    /// Namespaces that wait because they have used what they may make at once.
+    /// Namespaces that wait because they have used up their share.
     pub(super) fn limited(&self, now: Instant) -> BTreeSet<String> {
         let is_limited = |name: &&String| {
             let share = self.made.get(*name);
@@ -202,7 +202,7 @@ mod tests {
         sets.map(set).collect()
     }
 
-    /// Makes what may be made at once.
+    /// Makes all objects that may be made at once.
     fn make_all(queue: &mut Queue, now: Instant) -> Vec<LabelSet> {
         let mut made = Vec::new();
         while let Turn::Make(labels) = queue.next(now) {
@@ -223,7 +223,7 @@ mod tests {
         assert!(make_all(&mut queue, start + PERIOD / 2).is_empty());
         assert_eq!(make_all(&mut queue, start + PERIOD).len(), 20);
         assert_eq!(make_all(&mut queue, start + PERIOD * 2).len(), 10);
-        // The number came: the set is out.
+        // The number is known: the label set leaves the queue.
         queue.follow(&WantedIdentities::new(), start + PERIOD * 2, || {
             Duration::ZERO
         });
@@ -327,7 +327,7 @@ mod tests {
         for n in 2..60 {
             made += make_all(&mut queue, start + PERIOD * n).len();
         }
-        // What it may make at once, and one more in each second.
+        // `BURST` objects at once, and then one more in each second.
         assert!((150..=160).contains(&made), "{made}");
         assert_eq!(
             queue.limited(start + PERIOD * 60 - Duration::from_millis(1)),

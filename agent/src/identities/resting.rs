@@ -1,5 +1,5 @@
 //! Numbers whose objects the agent that leads deleted within the last hour. They are in an annotation of its Lease:
-//! agents that were not there when an object was deleted read them before they make objects. Pure.
+//! agents that were not there when an object was deleted read them before they make objects. No input or output.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -9,7 +9,7 @@ use shared_maps::IdentityId;
 
 /// Key of the annotation: numbers with commas between them.
 pub(super) const RESTING: &str = "holdfast.io/resting-identities";
-/// Most numbers at one time. An object stores annotations of 256 KiB; these take 48.
+/// Maximum numbers at one time. An object has at most 256 KiB of annotations; these take 48 KiB.
 const MOST: usize = 8192;
 
 /// The numbers, and until when.
@@ -17,7 +17,7 @@ const MOST: usize = 8192;
 pub(super) struct Resting(BTreeMap<IdentityId, Instant>);
 
 impl Resting {
-    /// Takes what the Lease has. No time is with it: the clocks of two nodes are never compared, so that each number
+    /// Takes the numbers in the Lease. They have no times: the clocks of two nodes are never compared, so each number
     /// rests for an hour from now on.
     pub(super) fn take(&mut self, lease: Option<&Value>, now: Instant) {
         for id in numbers(lease) {
@@ -42,7 +42,7 @@ impl Resting {
     }
 }
 
-/// Numbers that the Lease has. A word that is no number of a pod, and what is too much, are left out.
+/// Numbers that the Lease has. Words that are no number of a pod, and numbers beyond the maximum, are left out.
 pub(super) fn numbers(lease: Option<&Value>) -> Vec<IdentityId> {
     let text = lease.and_then(|lease| lease["metadata"]["annotations"][RESTING].as_str());
     let words = text.unwrap_or_default().split(',');
@@ -72,7 +72,7 @@ mod tests {
         let text = lease(&resting.text());
         assert_eq!(resting.room(start + REST), MOST - 1);
         assert_eq!(resting.text(), "61439");
-        // The next one leads, and cannot know since when.
+        // The next leader cannot know since when numbers rest.
         let mut next = Resting::default();
         next.take(Some(&text), start + REST);
         assert_eq!(next.room(start + REST), MOST - 2);

@@ -35,15 +35,15 @@ use crate::runner::{CoreHandle, identity_feed::IdentityFeed};
 
 /// Name of the Lease.
 pub(super) const LEASE: &str = "holdfast-identities";
-/// A new label set is tried within this time, so that agents of replicas that start together do not come at once.
+/// A new label set is tried within this time, so that agents of new replicas spread their requests.
 const SPREAD: Duration = Duration::from_millis(50);
-/// A label set whose number is there, but not known to the core yet, or that has no number left, is tried again
-/// after this.
+/// A label set whose object exists, but whose number the core does not know yet, or that has no number left, is tried
+/// again after this time.
 const AGAIN: Duration = Duration::from_mins(1);
 /// First and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// What the tasks have to know.
+/// Settings of the tasks.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) api: Api,
@@ -54,7 +54,7 @@ pub(crate) struct Settings {
     pub(crate) lease: Duration,
 }
 
-/// Starts both tasks. Returns what they show.
+/// Starts both tasks. Returns their state for `status` and metrics.
 pub(crate) fn start(
     settings: Settings,
     feed: &IdentityFeed,
@@ -104,7 +104,7 @@ pub(crate) fn start(
     shared
 }
 
-/// Makes one object after the other.
+/// Makes objects, one at a time.
 #[derive(Debug)]
 struct Maker<S> {
     objects: S,
@@ -112,15 +112,15 @@ struct Maker<S> {
     shared: Identities,
     /// Label sets of this node.
     own: watch::Receiver<Arc<WantedIdentities>>,
-    /// Those of other nodes, while this agent leads.
+    /// Label sets of other nodes, while this agent leads.
     others: watch::Receiver<Arc<WantedIdentities>>,
     queue: Queue,
     backoff: Backoff,
     operator: OperatorSight,
     obstacles: Obstacles,
-    /// An operator of Cilium runs, or may run.
+    /// Whether an operator of Cilium runs, or may run.
     is_beside_operator: bool,
-    /// When to read which numbers rest; none = they were read.
+    /// When to read which numbers rest; `None` = they were read.
     resting_at: Option<Instant>,
 }
 
@@ -141,7 +141,7 @@ impl<S: Store> Maker<S> {
         }
     }
 
-    /// Puts the lists together.
+    /// Joins the lists of this node and of other nodes.
     fn follow(&mut self) -> WantedIdentities {
         let mut wanted = WantedIdentities::clone(&self.others.borrow_and_update());
         let own = Arc::clone(&self.own.borrow_and_update());
@@ -150,7 +150,7 @@ impl<S: Store> Maker<S> {
                 .map(|(labels, one)| (labels.clone(), one.clone())),
         );
         let at = self.objects.now();
-        // One time for all of them: the first of many random ones would be early on every node.
+        // One random delay for all of them: the shortest of many would be short on every node.
         let delay = random(SPREAD);
         self.queue.follow(&wanted, at, || delay);
         let limited = self.queue.limited(at).into_iter().collect();
@@ -173,7 +173,7 @@ impl<S: Store> Maker<S> {
         self.shared.change(|view| view.problem = problem);
     }
 
-    /// Makes one object, if it is the time. Gives when the next step is due.
+    /// Makes one object, if an attempt is due. Gives when the next step is due.
     async fn step(&mut self, wanted: &WantedIdentities) -> Option<Instant> {
         if !self.queue.is_empty() {
             self.look_for_operator().await;
@@ -182,7 +182,7 @@ impl<S: Store> Maker<S> {
             return self.operator.next();
         }
         if !self.queue.is_empty() && self.read_resting().await {
-            // The core leaves these numbers out of the choices.
+            // The core then leaves these numbers out of the choices.
             return Some(self.objects.now());
         }
         match self.queue.next(self.objects.now()) {
@@ -202,7 +202,7 @@ impl<S: Store> Maker<S> {
         }
     }
 
-    /// Once, before the first object: which numbers rest, of those that were deleted before this agent started. Gives
+    /// Reads once, before the first object, which numbers rest since before this agent started. Gives
     /// whether there are any.
     async fn read_resting(&mut self) -> bool {
         if self.resting_at.is_none_or(|at| at > self.objects.now()) {

@@ -1,4 +1,4 @@
-//! For how long objects have had no pod, by the clock of the agent that leads. Pure.
+//! For how long objects have had no pod, by the clock of the agent that leads. No input or output.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use shared_maps::IdentityId;
 /// How long the agent of a pod's node has before the leader makes the object.
 const OWN_AGENT: Duration = Duration::from_secs(5);
 
-/// Objects without a pod, and pods without an object, each since when.
+/// Since when each object has had no pod, and each pod no object.
 #[derive(Debug, Default)]
 pub(super) struct Unused {
     objects: BTreeMap<IdentityId, (UnusedIdentity, Instant)>,
@@ -26,7 +26,7 @@ impl Unused {
         *self = Self::default();
     }
 
-    /// Objects that have had no pod for `long`, of those that have none now.
+    /// Objects that have had no pod for the time `long`.
     pub(super) fn look(
         &mut self,
         unused: Vec<UnusedIdentity>,
@@ -46,7 +46,7 @@ impl Unused {
         due.map(|(object, _)| object.clone()).collect()
     }
 
-    /// The object stays. Its time begins again.
+    /// Keeps an object: its time without a pod begins again.
     pub(super) fn keep(&mut self, id: IdentityId, now: Instant) {
         if let Some((_, since)) = self.objects.get_mut(&id) {
             *since = now;
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_goes_back_deletes_nothing_early_and_keeps_nothing_for_ever() {
-        // Instants are of the monotonic clock, which goes on when the time of day is set; this is a clock that does not.
+        // The kernel's monotonic clock never goes back. The clock of this test does.
         let start = Instant::now() + Duration::from_hours(3);
         let mut unused = Unused::default();
         let one = object(300, "a");

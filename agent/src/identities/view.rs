@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 /// What the agent does about objects of the cluster's label sets, as it is now.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct IdentitiesView {
-    /// Why no object is made, or why the last one could not be made; none = nothing is in the way.
+    /// Why no object is made, or why the last one could not be made; `None` = nothing is in the way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// Why unused objects are not deleted, and those of nodes without an agent are not made, by this agent.
+    /// Why this agent neither deletes unused objects nor makes those of nodes without an agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lead_problem: Option<String>,
     /// The first label set that lacks an object.
@@ -24,7 +24,7 @@ pub struct IdentitiesView {
     /// Namespaces whose label sets change so often that their objects wait.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<String>,
-    /// This agent deletes unused objects.
+    /// Whether this agent deletes unused objects.
     pub leads: bool,
     /// Objects in use that were deleted since the start.
     pub vanished: u64,
@@ -53,7 +53,7 @@ pub struct Identities {
 }
 
 impl Identities {
-    /// As it is now.
+    /// The present state.
     pub fn view(&self) -> IdentitiesView {
         self.view.lock().clone()
     }

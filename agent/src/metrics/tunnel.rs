@@ -18,8 +18,8 @@ impl Sample {
             gauge tunnel_wraps = view.wraps;
             /// Blocks of addresses outside of the cluster (CiliumWorldCIDRs)
             gauge tunnel_world_cidrs = view.world_blocks.unwrap_or_default();
-            /// 1 while the tunnel between nodes is not as --high-scale-ipcache wants it; `holdfast-agent
-            /// status` says why
+            /// 1 while the tunnel between nodes is not in the state that --high-scale-ipcache requires.
+            /// `holdfast-agent status` gives the reason
             gauge tunnel_faulty = view.fault.is_some() || view.world_problem.is_some();
             /// Nodes whose CiliumNode does not say that they unwrap packets, while this node wraps them
             gauge tunnel_nodes_behind = view.behind.len();

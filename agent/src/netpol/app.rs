@@ -62,7 +62,7 @@ use crate::{
 
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between two looks whether the state is known, or the policies are in force.
+/// Pause between two checks whether the state is known, or the policies are in force.
 const POLL: Duration = Duration::from_millis(200);
 /// How long `--dry-run` waits for the objects of the cluster.
 const LISTING: Duration = Duration::from_mins(1);
@@ -163,7 +163,7 @@ fn open_pods(config: &NetpolConfig) -> Result<()> {
     Ok(())
 }
 
-/// Starts everything but the enforcer, which it gives.
+/// Starts everything except the enforcer, which it returns.
 fn start(
     config: &NetpolConfig,
     api: Option<Api>,
@@ -246,7 +246,7 @@ fn startup_taint(config: &NetpolConfig, api: Api, health: ClusterHealth) -> Opti
     })
 }
 
-/// What `--vpp-export-dir` exports; none without it.
+/// What `--vpp-export-dir` exports; `None` without the flag.
 fn exported(config: &NetpolConfig) -> Option<Target> {
     let flags = &config.flags;
     let directory = flags.vpp_export_dir.clone()?;
@@ -374,7 +374,7 @@ async fn in_force(shared: Arc<Shared>) -> bool {
     true
 }
 
-/// The same, and for the plugin to be in its place if there is one.
+/// Waits until the policies are in force and the plugin, if it is wanted, is in its place.
 async fn ready_with_plugin(shared: Arc<Shared>, plugin: Option<CniCondition>) -> bool {
     let is_ready = in_force(shared).await;
     if let Some(plugin) = plugin {
@@ -404,7 +404,7 @@ fn watches(
     }
 }
 
-/// Which cluster a stored list is of.
+/// The cluster that a stored list describes.
 fn origin(config: &NetpolConfig, api: &Api) -> Origin {
     Origin {
         server: api.server().to_owned(),

@@ -1,7 +1,7 @@
 //! Pods that the CNI plugin added: their addresses count at once, even if no document has them yet.
 //!
 //! An address that the plugin reported is the pod's until the runtime removes the pod. Documents may be
-//! late: they give a pod no address, or one that another pod has already.
+//! late: then they give a pod no address, or the address of another pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ pub(super) struct AttachedPod {
     pub(super) since: Option<u64>,
 }
 
-/// A pod as its document has it.
+/// A pod as its document describes it.
 #[derive(Clone, Debug)]
 struct Known {
     uid: Option<Arc<str>>,
@@ -50,14 +50,14 @@ impl Known {
     }
 }
 
-/// The pods of the plugin, besides those of documents.
+/// The pods of the plugin, and what documents say about pods.
 #[derive(Debug)]
 pub(super) struct Attached {
     node: Arc<str>,
     pods: BTreeMap<PodId, AttachedPod>,
     /// The pod that each address belongs to.
     held: BTreeMap<IpAddr, PodId>,
-    /// Pods of documents that may run on this node, and those that lost an address to a pod of the plugin.
+    /// Pods of documents that may run on this node, or that lost an address to a pod of the plugin.
     known: BTreeMap<PodId, Known>,
 }
 
@@ -75,7 +75,7 @@ pub(super) enum NotKnown {
         "no Pod document of {0} has arrived: its labels are not known; is the API server or its relay away, see `netpol status`?"
     )]
     NoDocument(PodId),
-    /// A pod of that name was replaced.
+    /// The document describes a former pod of that name.
     #[error(
         "the Pod document of {pod} is of another pod with that name (uid {known}, not {uid}): the new one has not arrived"
     )]
@@ -137,7 +137,7 @@ impl Attached {
         known == Some(counts) && counts.node.as_ref().is_some_and(|node| !is_here(node))
     }
 
-    /// The document of a pod is gone. A pod of the plugin stays until the runtime removes it.
+    /// Removes a pod's document. A pod of the plugin stays until the runtime removes it.
     pub(super) fn remove(&mut self, id: &PodId) -> Effect {
         self.known.remove(id);
         self.effect(id)

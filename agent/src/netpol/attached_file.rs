@@ -26,7 +26,7 @@ pub(super) struct AttachedFile {
     path: PathBuf,
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Content {
     version: u32,
@@ -64,7 +64,7 @@ impl AttachedFile {
         }
     }
 
-    /// Reads the list. A damaged list is set aside, and this is added to `damaged`.
+    /// Reads the list. A damaged list is set aside and added to `damaged`.
     pub(super) fn read(
         &self,
         damaged: &mut Vec<String>,

@@ -1,6 +1,6 @@
 //! Makes the kernel's table match the state, and keeps it so.
 //!
-//! Changes of the first two sorts are one batch each, at most 20 in a second:
+//! Each change of the first two rows is one batch; there are at most 20 per second:
 //!
 //! | when | what |
 //! |---|---|
@@ -96,15 +96,15 @@ pub(super) struct Enforcer {
     pub(super) owners: Mutex<Owners>,
 }
 
-/// What is due.
+/// The work that is due.
 #[derive(Debug)]
 struct Due {
-    /// The kernel's table may differ from the state.
+    /// Whether the kernel's table may differ from the state.
     comparison: bool,
-    /// Another program may have changed the table.
+    /// Whether another program may have changed the table.
     is_foreign: bool,
     ways: bool,
-    /// When the next attempt is made after one that failed, and the pause after that.
+    /// When the next attempt after a failure is made, and the pause if that fails too.
     retry: Option<(Instant, Duration)>,
 }
 
@@ -132,9 +132,9 @@ impl Due {
 struct Over {
     /// Addresses that no pod of this node has any more.
     ended: BTreeSet<IpAddr>,
-    /// Some directions that were open may be closed now.
+    /// Whether directions that were open may be closed now.
     is_closing: bool,
-    /// Addresses may have other pods than those that are stored.
+    /// Whether addresses may have other pods than the stored ones.
     has_other_pods: bool,
     scanned: Option<Instant>,
 }
@@ -422,11 +422,11 @@ struct Done {
     elements: Option<usize>,
     /// What the pipeline changed.
     commit: Option<Commit>,
-    /// The whole table was made again.
+    /// Whether the whole table was made again.
     is_replaced: bool,
     /// Why the policies need a table that is too large.
     refused: Option<String>,
-    /// The kernel's table could not be compared, because no table of this run was accepted yet.
+    /// Whether the table could not be compared, because the kernel accepted no table of this run yet.
     cannot_compare: bool,
     /// Number of changes of the state that the kernel's table includes.
     generation: Option<u64>,
@@ -435,9 +435,9 @@ struct Done {
 /// How the next attempt is made.
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
-    /// The kernel's table is compared, not only changed.
+    /// Whether the kernel's table is compared, not only changed.
     compares: bool,
-    /// Another program may have changed the table.
+    /// Whether another program may have changed the table.
     is_foreign: bool,
     logs_drops: bool,
 }

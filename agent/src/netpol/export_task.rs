@@ -31,7 +31,7 @@ const PROBE: &str = ".holdfast-probe";
 /// First and longest time until a file that cannot be written is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// What is exported, and where.
+/// Which files are exported, and where.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) directory: PathBuf,
@@ -101,12 +101,12 @@ fn note(shared: &Shared, attempt: Attempt) {
 #[derive(Debug, Default)]
 struct Attempt {
     has_written: bool,
-    /// Some files could not be written; a later attempt may succeed.
+    /// Whether some files could not be written; a later attempt may succeed.
     is_failed: bool,
     problems: Vec<String>,
 }
 
-/// Writes files whose content is another one than before.
+/// Writes files whose content has changed.
 #[derive(Debug)]
 struct Writer {
     target: Target,

@@ -11,7 +11,7 @@ pub struct NetpolStatus {
     pub version: String,
     /// Process id of `netpol run`.
     pub pid: u32,
-    /// The policies are in force as the documents say.
+    /// Whether the policies are in force as the documents say.
     pub ready: bool,
     /// Name of the node: pods with it in `spec.nodeName` are its own.
     #[serde(default)]
@@ -50,14 +50,14 @@ pub struct NetpolStatus {
 pub struct ExportsView {
     /// Path of their directory.
     pub directory: String,
-    /// How long ago a file was written last, seconds; `None` = not by this process.
+    /// Seconds since a file was written last; `None` = not by this process.
     pub written_seconds: Option<u64>,
 }
 
 /// Sizes of the table, and its last change.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct TableView {
-    /// The kernel has had the table of this process.
+    /// Whether the kernel has had a table of this process.
     pub is_begun: bool,
     /// Chains of pods.
     pub chains: usize,
@@ -65,9 +65,9 @@ pub struct TableView {
     pub groups: usize,
     /// Addresses in these groups and in blocks.
     pub addresses: usize,
-    /// How long ago the table was changed, seconds; `None` = not by this process.
+    /// Seconds since the table was changed; `None` = not by this process.
     pub changed_seconds: Option<u64>,
-    /// Elements of the last change.
+    /// Number of elements of the last change.
     pub changed_elements: usize,
 }
 
@@ -78,9 +78,9 @@ pub struct NetpolPod {
     pub pod: String,
     /// Each address, with the interface, bridge or device that leads to it.
     pub addresses: Vec<(IpAddr, String)>,
-    /// Policies that restrict what it may receive; empty if it may receive everything.
+    /// Policies that restrict what the pod may receive; empty if it may receive everything.
     pub ingress: Vec<String>,
-    /// Policies that restrict what it may send; empty if it may send everything.
+    /// Policies that restrict what the pod may send; empty if it may send everything.
     pub egress: Vec<String>,
 }
 
@@ -91,20 +91,20 @@ pub struct NetpolWhy {
     pub to: IpSide,
     /// Destination port and protocol; `None` = no port was asked for.
     pub port: Option<String>,
-    /// The connection may be opened; without a port: at some port. False while the policies are not in force.
+    /// Whether the connection may be opened (without a port: at some port). False while policies are not in force.
     pub allowed: bool,
-    /// The policies allow the connection at none of the ports that were asked for.
+    /// Whether the policies allow the connection at none of the ports in question.
     #[serde(default)]
     pub is_denied: bool,
     /// Without a port: the open ports, such as `5432/TCP`; `any` for every port and protocol.
     #[serde(default)]
     pub open: Option<Vec<String>>,
-    /// One end is the node itself, whose packets from and to its own pods pass.
+    /// Whether one end is the node itself, whose packets from and to its own pods pass.
     #[serde(default)]
     pub is_of_node: bool,
     /// The ends that are pods of this node with policies about their direction.
     pub sides: Vec<SideView>,
-    /// Why the kernel may judge otherwise; `None` = it has these rules.
+    /// Why the kernel may judge otherwise; `None` = the kernel has these rules.
     pub not_in_force: Option<String>,
 }
 
@@ -117,7 +117,7 @@ pub struct IpSide {
     /// The node of the pod.
     #[serde(default)]
     pub node: Option<String>,
-    /// The pod runs on this node.
+    /// Whether the pod runs on this node.
     pub is_here: bool,
 }
 

@@ -31,7 +31,7 @@ pub(super) fn uid(body: &Body) -> Option<Arc<str>> {
     }
 }
 
-/// The object of a document's key; `None` as for [`object`].
+/// The object of a document's key; `None` if its kind is not one of the pipeline's.
 pub(super) fn key(key: &str) -> Option<Key> {
     let (kind, rest) = key.split_once('/')?;
     match (kind, rest.split_once('/')) {

@@ -1,4 +1,4 @@
-//! Which pods the addresses of this node belong to, stored for the next run: an address that then has another pod
+//! Which pods the addresses of this node belong to, stored for the next run: an address with another pod by then
 //! still has tracked connections of the former pod.
 
 use std::{
@@ -28,12 +28,12 @@ struct Stored {
 pub(super) struct Owners {
     path: PathBuf,
     stored: Pods,
-    /// The pods of this run were compared with the pods of the last run.
+    /// Whether the pods of this run were compared with those of the last run.
     is_compared: bool,
 }
 
 impl Owners {
-    /// Reads what the last run stored. A file that cannot be used is set aside, and what is wrong with it
+    /// Reads what the last run stored. A file that cannot be used is set aside, and the fault
     /// is added to `damaged`.
     pub(super) fn open(state_dir: &Path, damaged: &mut Vec<String>) -> Self {
         let path = state_dir.join(FILE);
@@ -88,7 +88,7 @@ impl Owners {
     }
 }
 
-/// Text for `status` and the log about that failure.
+/// Text for `status` and the log about a failure of [`Self::store`].
 pub(super) fn unstored(error: &io::Error) -> String {
     format!(
         "cannot store the pods of this node's addresses in --state-dir: {error}; after a restart, tracked \

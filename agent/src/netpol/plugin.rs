@@ -34,7 +34,7 @@ pub(super) struct PluginPods {
 }
 
 impl PluginPods {
-    /// Takes the pods that the file has, of earlier runs.
+    /// Takes the pods of earlier runs from the file.
     ///
     /// # Errors
     /// The file can be neither read nor set aside.

@@ -29,14 +29,14 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) state: Mutex<State>,
-    /// The state may have changed.
+    /// Notified when the state may have changed.
     pub(super) changed: Notify,
-    /// A commit may have changed the exports.
+    /// Notified when a commit may have changed the exports.
     pub(super) exports_due: Notify,
 }
 
 impl Shared {
-    /// Nothing is known yet. `node` is the name of this node.
+    /// The state before anything is known. `node` is the name of this node.
     pub(super) fn new(node: &str) -> Self {
         Self {
             state: Mutex::new(State::new(node)),
@@ -61,11 +61,11 @@ pub(super) struct State {
     pub(super) unenforced: Unenforced,
     /// Refused documents.
     pub(super) refused: Vec<PolicyError>,
-    /// Every source has been listed once.
+    /// Whether every source has been listed once.
     is_listed: bool,
-    /// The first listing lacks documents of some kind.
+    /// Whether the first listing lacks documents of any kind.
     has_gaps: bool,
-    /// The first listing lacks a NetworkPolicy or a Pod: it is refused, and no good version of it is known.
+    /// Whether the first listing lacks a NetworkPolicy or a Pod: one is refused, and has no known good version.
     is_uncertain: bool,
     pub(super) warnings: BTreeMap<String, Vec<String>>,
     pub(super) ways: Ways,
@@ -79,11 +79,11 @@ pub(super) struct State {
     pub(super) exports: Option<Exports>,
     /// The number of the state that was last due to be exported.
     exported: Option<u64>,
-    /// When policies that are set aside are looked at again, though no policy changes.
+    /// When policies that are set aside are considered again even if no policy changes.
     reconsidered: Instant,
 }
 
-/// Least time between two such looks, and the same as a multiple of the time that a look takes.
+/// Least time between two such considerations, and the same as a multiple of the time that one takes.
 const RECONSIDERED: (Duration, u32) = (Duration::from_secs(10), 20);
 
 /// An enforcer that has not run for this long hangs: a change of a million elements takes a second.
@@ -92,7 +92,7 @@ const ALIVE: Duration = Duration::from_secs(60);
 /// How far the policies are in force.
 #[derive(Debug)]
 pub(super) struct Force {
-    /// The kernel has had the table of this run.
+    /// Whether the kernel has had a table of this run.
     pub(super) is_begun: bool,
     /// The last change, and how many elements of sets and maps it had.
     pub(super) changed: Option<(Instant, usize)>,
@@ -112,7 +112,7 @@ impl Force {
 }
 
 impl State {
-    /// Nothing is known yet. `node` is the name of this node.
+    /// The state before anything is known. `node` is the name of this node.
     pub(super) fn new(node: &str) -> Self {
         Self {
             node: node.to_owned(),
@@ -187,25 +187,25 @@ impl State {
         self.generation += 1;
     }
 
-    /// The documents that are refused now.
+    /// Takes the documents that are refused now.
     pub(super) fn refuse(&mut self, errors: Vec<PolicyError>) {
         self.refused = errors;
         self.is_uncertain &= self.lacks();
     }
 
-    /// Whether the first listing lacks documents: they are refused, and no good version is known.
+    /// Notes whether the first listing lacks documents: they are refused, and no good version is known.
     pub(super) fn set_gaps(&mut self, has_gaps: bool) {
         self.has_gaps = has_gaps;
         self.is_uncertain &= self.lacks();
     }
 
-    /// Every source has been listed.
+    /// Notes that every source has been listed.
     pub(super) fn set_listed(&mut self) {
         self.is_listed = true;
         self.is_uncertain = self.lacks();
     }
 
-    /// Whether a NetworkPolicy or a pod may be missing: it, or a file that may have one, is refused, and no good
+    /// Whether a NetworkPolicy or a pod may be missing: it, or a file that may contain one, is refused, and no good
     /// version is known.
     fn lacks(&self) -> bool {
         self.refused.iter().any(|error| match &error.key {
@@ -274,7 +274,7 @@ impl State {
         tables
     }
 
-    /// Addresses of the pods of this node, with those that the CNI plugin just added.
+    /// Addresses of the pods of this node, with the addresses that the CNI plugin just added.
     pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pipeline.pods().values();
         let pods = pods.flat_map(|pod| pod.addresses.iter());

@@ -22,7 +22,7 @@ const OPEN_TO_VLANS: &str =
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Surroundings {
     pub(super) problems: Vec<String>,
-    /// A process that enforces policy besides this one.
+    /// Another process that also enforces policy here.
     pub(super) beside: Option<String>,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Ways(BTreeMap<IpAddr, Way>, Ports);
 /// Properties of the bridges that pods are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bridging {
-    /// One of the bridges filters VLANs.
+    /// Whether one of the bridges filters VLANs.
     pub(super) filters_vlans: bool,
 }
 
@@ -36,7 +36,7 @@ impl Ways {
         self.0.keys().eq(addresses)
     }
 
-    /// Has the ways to these addresses looked at again.
+    /// Forgets the ways to these addresses, so that they are looked at again.
     pub(super) fn forget(&mut self, addresses: &[IpAddr]) {
         self.0.retain(|address, _| !addresses.contains(address));
     }

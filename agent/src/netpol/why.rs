@@ -29,7 +29,7 @@ pub(super) enum NoAnswer {
     #[error("there is no pod {pod} among the documents; {pods}")]
     NoPod {
         pod: PodId,
-        /// The pods that there are.
+        /// Existing pods, as text.
         pods: String,
     },
     #[error(
@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// The error for a pod that does not exist. Names pods of the same namespace, or of all if that one has none.
+    /// The error for a pod that does not exist. Names pods of its namespace, or of all namespaces if it has no pods.
     fn no_pod(&self, pod: PodId) -> NoAnswer {
         let all = || self.pipeline.cache().pods().map(|pod| &pod.id);
         let near: Vec<&PodId> = all().filter(|one| one.namespace == pod.namespace).collect();

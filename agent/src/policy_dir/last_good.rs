@@ -2,7 +2,7 @@
 //! starts must not open the pods that its documents are about.
 //!
 //! Each file of the policy directory has a file here, with a number for its name. This file says which directory and
-//! which file its documents are from: those of another directory are not taken.
+//! which file its documents are from: documents of another directory are not taken.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -108,7 +108,7 @@ impl LastGood {
         Ok(())
     }
 
-    /// Takes the policy directory, as the last run read it.
+    /// Takes the policy directory as of the last run's reading.
     pub(super) fn take_directory(&mut self) -> Option<DocumentDir> {
         self.documents.take()
     }

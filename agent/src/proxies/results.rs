@@ -11,8 +11,8 @@ use super::ToStream;
 
 /// Maximum messages that wait for one mapping stream.
 pub(super) const STREAM_QUEUE: usize = 1024;
-/// Maximum results and revocations in these messages, some 15 MiB; then no further message is taken. Files of several
-/// endpoints may make as many mappings durable at once. One message may hold more, since a cleaning revokes all the
+/// Maximum results and revocations in these messages, about 15 MiB; then no further one is taken. Files of several
+/// endpoints may make as many mappings durable at once. One message may hold more, because a cleaning revokes all the
 /// names that the core has.
 pub(super) const STREAM_RESULTS: usize = 262_144;
 

@@ -43,7 +43,7 @@ pub struct Families {
 
 /// Asks each server for the addresses of a name, at the same time.
 ///
-/// A server that answers outweighs one that does not. Between A and AAAA records, addresses
+/// A server that answers outweighs a silent one. Between A and AAAA records, addresses
 /// outweigh a failure, and a failure outweighs an answer without addresses.
 pub async fn look_up(name: &Fqdn, servers: &[SocketAddr], families: Families) -> Outcome {
     let kinds = [(TYPE_A, families.ipv4), (TYPE_AAAA, families.ipv6)];
@@ -72,7 +72,7 @@ pub async fn look_up(name: &Fqdn, servers: &[SocketAddr], families: Families) ->
         .unwrap_or(Outcome::Failed(Failure::Silent))
 }
 
-/// Weight of an outcome among those of several servers.
+/// Weight of an outcome among the outcomes of several servers.
 fn of_servers(outcome: &Outcome) -> u8 {
     match outcome {
         Outcome::Found(_) => 4,
@@ -83,7 +83,7 @@ fn of_servers(outcome: &Outcome) -> u8 {
     }
 }
 
-/// Weight of an outcome among those of A and AAAA.
+/// Weight of an outcome among the outcomes of A and AAAA.
 fn of_types(outcome: &Outcome) -> u8 {
     match outcome {
         Outcome::Found(_) => 4,

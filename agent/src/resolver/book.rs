@@ -1,4 +1,4 @@
-//! The objects as the resolver sees them: those of the store, with answers that are not written
+//! The objects as the resolver sees them: the store's objects, with answers that are not written
 //! yet.
 
 mod held;
@@ -24,22 +24,22 @@ use super::{
     store::Changes,
 };
 
-/// Time until an object is written again, seconds: a pod that looks up a new name each time must not cause writes
+/// Seconds until an object is written again: a pod that looks up a new name each time must not cause writes
 /// without a pause.
 pub const PAUSE: u32 = 1;
-/// Time until a write is tried again because the object was not in the store, seconds.
+/// Seconds until a write is tried again because the object was not in the store.
 const AGAIN: u32 = 5;
-/// Longest wait for a write, seconds. A later time was set before the clock was set back, and does not count.
+/// Longest wait for a write, in seconds. A later time was set before the clock was set back, and does not count.
 const LONGEST_PAUSE: u32 = 120;
 
-/// What became of an answer to a pod.
+/// What an answer to a pod changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// An object has the answer now.
     Added,
     /// The objects of the name have its addresses already.
     Known,
-    /// The objects of the name have no room for it, or got too many answers in this second.
+    /// The objects of the name have no room for the answer, or got too many answers in this second.
     LeftOut,
     /// No object is about the name.
     Unmatched,
@@ -98,7 +98,7 @@ pub(crate) struct Book {
     /// Objects of the list that is being read.
     listed: Option<BTreeSet<ObjectKey>>,
     resolved: Vec<SourceEvent<ResolvedName>>,
-    /// This agent removes addresses and looks names up.
+    /// Whether this agent removes addresses and looks names up.
     leads: bool,
 }
 
@@ -260,7 +260,7 @@ impl Book {
         self.schedule.remove(key);
     }
 
-    /// Works out what an object has now; the core gets it if its addresses changed, or `always`.
+    /// Works out what an object has now. The core gets it if its addresses changed, or if `always` is set.
     fn refresh(&mut self, key: &ObjectKey, now: UnixTime, always: bool) {
         if let Some(held) = self.objects.get(key) {
             let (base, learned) = held.base();
@@ -269,7 +269,7 @@ impl Book {
         }
     }
 
-    /// Time passed, or a look-up ended: an object may lose addresses.
+    /// Checks whether an object loses addresses, because time passed or a look-up ended.
     fn revisit(&mut self, key: &ObjectKey, now: UnixTime) {
         if let Some(held) = self.objects.get(key) {
             let status = held.effective.status.clone();
@@ -277,7 +277,7 @@ impl Book {
         }
     }
 
-    /// Records the new status of an object. The caller has computed it: to compute it here from all answers would be
+    /// Records the new status of an object. The caller has computed it: computing it here from all answers would be
     /// too slow for each answer to a pod.
     fn settle(&mut self, key: &ObjectKey, mut status: Status, now: UnixTime, always: bool) {
         let Some(held) = self.objects.get_mut(key) else {
@@ -320,7 +320,7 @@ impl Book {
         }
     }
 
-    /// The objects about a name: its own, and that of its wildcard.
+    /// The objects about a name: its own object, and the object of its wildcard.
     fn about(&self, name: &Fqdn) -> Vec<ObjectKey> {
         let wildcard = Fqdn::normalise(&dns_name::wildcard_of(name.as_str()));
         let own = self.by_name.get(name).into_iter();
@@ -380,13 +380,13 @@ impl Book {
         }
     }
 
-    /// A name was due and could not be asked for: it is tried again soon.
+    /// Notes that a due name could not be looked up: it is tried again soon.
     pub(crate) fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
         self.schedule.not_asked(name, now);
     }
 
-    /// Adds the result of a look-up to the objects. For a look-up by command, which changes no due time, this is all;
-    /// [`Self::looked_up`] does it for a look-up that was due.
+    /// Adds the result of a look-up by command to the objects. It changes no due time. For a look-up that was due,
+    /// call [`Self::looked_up`].
     pub(crate) fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         for key in self.about(name) {
             let learned = Learned {
@@ -410,9 +410,9 @@ impl Book {
         true
     }
 
-    /// Compares the objects with the wanted names. Objects to make exist from now on, so that their names are looked
-    /// up even if the store refuses them. While documents are unread, no stored object is to be removed: an unread
-    /// document may use its name.
+    /// Compares the objects with the wanted names. An object to be made counts as existing from now on: its name is
+    /// looked up even if the store refuses the object. While documents are unread, no stored object is to be removed:
+    /// an unread document may use its name.
     pub(crate) fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));

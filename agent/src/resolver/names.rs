@@ -1,4 +1,4 @@
-//! Which objects there shall be: one for each name that EgressFirewalls use.
+//! Which objects should exist: one for each name that EgressFirewalls use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use dns_policy::name::Fqdn;
 
 use super::object::ObjectKey;
 
-/// Maximum names of objects that are tried for one DNS name if the first is taken.
+/// Maximum number of object names that are tried for one DNS name if the first is taken.
 const COLLISIONS: u64 = 10;
 /// Letters that spell no words.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -24,7 +24,7 @@ pub struct Plan {
 }
 
 /// The objects to make and to remove, so that each wanted DNS name has one object in `namespace`.
-/// `objects` are those that exist, each with its DNS name.
+/// `objects` are the existing objects, each with its DNS name.
 pub fn plan(wanted: &BTreeSet<Fqdn>, objects: &BTreeMap<ObjectKey, Fqdn>, namespace: &str) -> Plan {
     let mut plan = Plan::default();
     let mut missing = wanted.clone();

@@ -40,7 +40,7 @@ impl Failure {
         }
     }
 
-    /// Whether the name does not exist: looking it up again soon is of no use.
+    /// Whether the name does not exist: looking it up again soon is useless.
     pub fn is_final(self) -> bool {
         self.code() == 3
     }
@@ -91,7 +91,7 @@ pub fn observe(
     }
 }
 
-/// As [`observe`], in place: the status of an object may have thousands of addresses. Returns how many addresses the
+/// Like [`observe`], in place: a status may have thousands of addresses. Returns how many addresses the
 /// object has no room for.
 pub fn apply(
     status: &mut Status,

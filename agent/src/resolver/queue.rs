@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use super::Observation;
 
-/// Maximum answers that wait. The oldest is dropped for a new one.
+/// Maximum number of answers that wait. The oldest is dropped for a new one.
 pub(crate) const CAPACITY: usize = 10_000;
 
 /// A queue whose writer never waits. Clones are the same queue.

@@ -17,17 +17,18 @@ use super::object::{AddressStatus, GRACE, ObjectKey, Resolver, Settings, Status,
 /// Longest wait for the next look-up, and the time after which a name without addresses is looked
 /// up again.
 pub(crate) const LONGEST: Duration = Duration::from_secs(30 * 60);
-/// How far the clocks of nodes may differ, seconds.
+/// How many seconds the clocks of nodes may differ.
 const SKEW: u32 = 60;
-/// Maximum DNS servers that one look-up asks, if the name has several addresses.
+/// Maximum number of DNS servers that one look-up asks, if the name has several addresses.
 const FAN_OUT: usize = 5;
-/// Maximum names that are looked up again. The names of the objects come before names that wildcards found.
+/// Maximum number of names that are looked up again. It limits only names that pods looked up under a wildcard: the
+/// `spec.name` of each object is always planned.
 pub(crate) const MAX_PLANNED: usize = 50_000;
 
-/// The status without the addresses whose grace period is over; `None` if all of them stay. `looked_up` is when the
-/// last look-up of a name ended: an address stays until a look-up ended after its TTL, so that a silent server
-/// removes nothing before the failure is counted. A look-up in the future, by a node with a wrong clock, counts as a
-/// look-up of now: otherwise its address would stay for as long as that clock was wrong.
+/// The status without the addresses whose grace period is over; `None` if nothing changes. `looked_up` gives the time
+/// at which the last look-up of a name ended. An address stays until a look-up has ended after the end of its TTL: if
+/// the server is silent, the failure is thus counted before any address goes. A look-up in the future, by a node with
+/// a wrong clock, counts as a look-up of now: otherwise its address would stay until that time has come.
 pub(crate) fn expire(
     status: &Status,
     now: UnixTime,
@@ -56,8 +57,8 @@ pub(crate) fn leaves_at(address: &AddressStatus) -> UnixTime {
     UnixTime(address.next().0.saturating_add(GRACE.as_secs()))
 }
 
-/// How long to wait for the next look-up. `remaining` is the time until it is due: `None` without a name, zero if it
-/// is overdue.
+/// How long to wait for the next look-up. `remaining` is the time until it is due: `None` if no name is planned, zero
+/// if the look-up is overdue.
 pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration {
     match remaining {
         None => LONGEST,
@@ -66,7 +67,7 @@ pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration
     }
 }
 
-/// There is no DNS server to ask.
+/// The error that there is no DNS server to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no servers: no DNS server is trusted or ready; give --dns-server, or see --dns-service")]
 pub struct NoServers;
@@ -91,7 +92,7 @@ pub(crate) fn servers_to_ask(
 pub(crate) enum Ended {
     /// A server answered: with addresses, with NXDOMAIN or without addresses.
     Answered,
-    /// All servers were silent or failed: tried again soon.
+    /// All servers were silent or failed: the name is looked up again soon.
     Failed,
 }
 
@@ -117,7 +118,7 @@ pub(crate) struct Schedule {
 
 #[derive(Debug, Default)]
 struct Planned {
-    /// Objects of the name, each with the number of its addresses and its next look-up.
+    /// Objects that have the name. Each says how many addresses the name has, and when to look it up next.
     objects: BTreeMap<ObjectKey, (usize, Option<UnixTime>)>,
     /// When it is looked up next; `None` while it is being looked up.
     due: Option<UnixTime>,
@@ -144,7 +145,7 @@ impl Schedule {
         }
     }
 
-    /// An object is new or changed.
+    /// Takes a new or changed object.
     pub(crate) fn apply(&mut self, object: &Resolver, now: UnixTime) {
         let mut names = BTreeMap::from([(object.name.clone(), (0, None))]);
         for entry in &object.status.names {
@@ -179,7 +180,7 @@ impl Schedule {
         }
     }
 
-    /// An object is gone: its names are forgotten unless another object has them.
+    /// Removes an object. Its names are forgotten unless another object has them.
     pub(crate) fn remove(&mut self, key: &ObjectKey) {
         self.left_out.remove(key);
         for name in self.objects.remove(key).unwrap_or_default() {
@@ -291,7 +292,7 @@ impl Schedule {
         }
     }
 
-    /// A look-up of a taken name ended.
+    /// Notes that the look-up of a taken name ended.
     pub(crate) fn ended(&mut self, name: &Fqdn, ended: Ended, now: UnixTime) {
         let Some(planned) = self.planned.get_mut(name) else {
             return;
@@ -305,7 +306,7 @@ impl Schedule {
         self.plan(name, now);
     }
 
-    /// A taken name could not be asked for: this is no look-up, and it is tried again after
+    /// Notes that a taken name could not be looked up: the name is tried again after
     /// [`Settings::min_ttl`].
     pub(crate) fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
         let Some(planned) = self.planned.get_mut(name) else {
@@ -346,7 +347,7 @@ impl Schedule {
         self.planned.is_empty()
     }
 
-    /// Names that are not planned because there are [`MAX_PLANNED`].
+    /// Number of names that are not planned because there are [`MAX_PLANNED`] already.
     pub(crate) fn left_out(&self) -> usize {
         self.left_out.values().sum()
     }

@@ -79,7 +79,7 @@ pub enum Observers {
     /// Only the agent that leads.
     Leader,
     /// Every agent: the store compares versions. An agent that follows writes an observation only if it has an
-    /// address that the object does not have. The leader renews the others: if each node wrote for each TTL, the load
+    /// address that the object does not have. The leader renews known ones: if each node wrote for each TTL, the load
     /// would grow with the cluster.
     Every,
 }
@@ -87,7 +87,7 @@ pub enum Observers {
 /// Whether this agent writes objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// Another agent leads, or none does.
+    /// Another agent leads, or no agent does.
     #[default]
     Follows,
     /// This agent looks names up, and creates, writes and deletes objects.
@@ -109,7 +109,7 @@ pub enum Created {
 pub enum Updated {
     /// The status was written; the object has this version now.
     Done(Version),
-    /// The object has another version: read it again, and decide again.
+    /// The object has another version: the caller has to read it again and decide again.
     Conflict,
     /// The object is not there.
     Gone,
@@ -122,13 +122,13 @@ pub struct StoreHealth {
     pub problems: Vec<String>,
 }
 
-/// Why a store did not do what was asked.
+/// Why a store did not carry out a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The store refuses: trying again does not help until a setting or a right changes.
+    /// The store refuses: another attempt is useless until a setting or a right changes.
     #[error("{0}")]
     Refused(String),
-    /// The store cannot do it now.
+    /// The store cannot carry out the request now.
     #[error("{0}")]
     Unavailable(String),
 }

@@ -34,17 +34,17 @@ use super::{
     store::{Changes, Created, Observers, ResolverStore, Role, StoreError, StoreHealth, Updated},
 };
 
-/// Maximum look-ups at the same time.
+/// Maximum number of look-ups at the same time.
 const LOOK_UPS: usize = 16;
-/// Maximum writes of objects at the same time.
+/// Maximum number of writes of objects at the same time.
 const WRITES: usize = 16;
-/// Maximum objects that the core gets at once: answers to pods wait while it plans.
+/// Maximum number of objects that the core gets at once: answers to pods wait while the core plans.
 const OBJECTS: usize = 64;
 /// Attempts to write a status while other agents write it.
 const ATTEMPTS: u32 = 8;
-/// Time until a write that failed is tried again, seconds.
+/// Seconds until a write that failed is tried again.
 const RETRY: u32 = 5;
-/// The same for a write that the store refused, seconds.
+/// Seconds until a write that the store refused is tried again.
 const RETRY_REFUSED: u32 = 60;
 /// Time for the last writes at the end.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -116,7 +116,7 @@ pub fn start<S: ResolverStore>(
 
 struct Task<S> {
     store: Arc<S>,
-    /// False with `--resolver consume`: this agent writes no object.
+    /// Whether this agent writes objects; false with `--resolver consume`.
     writes: bool,
     settings: Settings,
     families: Families,
@@ -124,13 +124,13 @@ struct Task<S> {
     counters: Arc<Counters>,
     ends: Ends,
     role: Role,
-    /// The store was read once.
+    /// Whether the store has been read at least once.
     is_listed: bool,
     /// When the objects are compared with the wanted names.
     replan: Option<Instant>,
     /// Why the last write failed.
     store_problem: Option<String>,
-    /// Names without an object, because there are too many.
+    /// Number of names without an object, because there are too many names.
     left_out: usize,
     health: watch::Receiver<StoreHealth>,
     look_ups: JoinSet<(Fqdn, Result<Outcome, NoServers>)>,
@@ -498,7 +498,7 @@ fn now() -> UnixTime {
     UnixTime::from(wall_time::of_file())
 }
 
-/// The instant at which the wall clock shows a time, as it runs now.
+/// The instant at which the wall clock will show a time, if nobody sets it.
 fn until(time: UnixTime) -> Instant {
     let time: SystemTime = UNIX_EPOCH + Duration::from_secs(time.0);
     let remaining = time

@@ -317,7 +317,7 @@ fn scheduled(id: &str, given: &Value, expect: &Value) {
     }
 }
 
-/// Seconds until the first address leaves, of those whose look-up is due.
+/// Seconds until the first address leaves, among the addresses whose look-up is due.
 fn requeue_after(status: &Status) -> Option<u64> {
     let addresses = status.names.iter().flat_map(|entry| &entry.addresses);
     let expired = addresses.filter(|address| address.next() < NOW);

@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 pub struct ResolverView {
     /// `leads`, `follows` or `consumes`.
     pub role: String,
-    /// Objects of the store, with those that the store did not take yet.
+    /// Number of objects, including those that are not in the store yet.
     pub objects: usize,
-    /// Names that the objects have, their own and those that wildcards found.
+    /// Number of names in the objects: their own names, and names that wildcards found.
     pub names: usize,
     pub addresses: usize,
-    /// Names whose last look-up failed.
+    /// Number of names whose last look-up failed.
     pub degraded: usize,
     /// Seconds until the next look-up, if this agent looks names up.
     pub next_lookup_seconds: Option<u64>,
-    /// Answers to pods that wait.
+    /// Number of answers to pods that wait.
     pub queued: usize,
-    /// Answers to pods that were dropped, because too many waited.
+    /// Number of answers to pods that were dropped, because too many waited.
     pub dropped: u64,
-    /// Objects with something to write.
+    /// Number of objects with something to write.
     pub unwritten: usize,
     /// Problems that need attention, as text; empty if there are none.
     pub problems: Vec<String>,

@@ -169,7 +169,7 @@ enum Act {
     /// Another endpoint under the same policies is added.
     AddOther,
     RemoveOther,
-    /// The pod of another node is app=web or app=db now, or is removed.
+    /// The other node's pod becomes app=web (true) or app=db (false), or is removed.
     ClusterPod(Option<bool>),
     /// The pod's namespace has this label `team` now, or is removed.
     Team(Option<&'static str>),
@@ -298,7 +298,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     /// Expiry, passes over conntrack, look-ups, changes of selectors and restarts in any order:
-    /// what a connection uses stays open, and goes when nothing uses it.
+    /// what a connection uses stays open, and is closed when nothing uses it.
     #[test]
     fn an_address_in_use_outlives_its_ttl(acts in uses()) {
         play_in(World::with_zombies(), &acts);

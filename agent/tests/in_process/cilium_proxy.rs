@@ -5,7 +5,7 @@
 //! - It does not remove a rule that is absent from a later state.
 //! - It rejects a whole batch if it cannot compile one pattern in it.
 //! - It has no rule if no server is listed.
-//! - It receives 4 MiB at most.
+//! - It receives messages of at most 4 MiB.
 //! - It pings a silent connection and waits one second for the answer.
 
 use std::{

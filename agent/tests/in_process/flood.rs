@@ -15,8 +15,8 @@ use crate::lab::{Lab, TEST_TIMEOUT, mapping};
 
 /// Mappings in each batch of the client.
 const BATCH: usize = 4096;
-/// Maximum batches that the agent's queue and the connection's buffers may hold. If only events were counted, more
-/// than a thousand would fit into the queue.
+/// Maximum number of batches that the agent's queue and the connection's buffers may hold. If only events were
+/// counted, more than a thousand would fit into the queue.
 const HELD: usize = 32;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,7 +27,7 @@ async fn reporting() -> (Lab, u32, Mappings) {
     (lab, endpoint, stream)
 }
 
-/// The policy has this pattern now.
+/// Replaces the policy by one that allows this pattern.
 async fn apply(lab: &Lab, pattern: &str) {
     let document = SourceEvent::Apply(policy(pattern));
     lab.core.send(Event::Policies(document)).await.unwrap();
@@ -390,7 +390,7 @@ async fn each_stream_has_its_own_revision_and_none_waits_for_another() {
     refusing.answer(second, "no room").await;
     acknowledged(&lab, vec![(second, false), (first, true), (0, false)]).await;
 
-    // The stream that refused starts again, and its events are handled again. The other streams continue.
+    // The stream that refused gets a snapshot, and its acknowledgements count again. The others continue.
     apply(&lab, "*.example.net").await;
     let (third, ..) = good.delta().await;
     good.answer(third, "").await;

@@ -1,4 +1,5 @@
-//! `cargo xtask bench attach`: how long it takes to put a pod under policy on a node with many.
+//! `cargo xtask bench attach`: how long it takes to put a pod under policy on a node with many
+//! pods.
 
 mod adds;
 mod steps;

@@ -1,7 +1,7 @@
 //! `cargo xtask bench cluster`: an agent that watches a large cluster. Fails if a promise is broken.
 //!
-//! The agent is the program itself, and the API server that of the tests, with objects as large as
-//! those of a real one.
+//! The agent is the program itself. The API server is the server of the tests, with objects as
+//! large as in a real cluster.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,10 +37,11 @@ pub(crate) struct Options {
     json: PathBuf,
 }
 
-/// Promised memory over an agent of an empty cluster, MiB, and time until an agent is ready.
+/// Promised memory in addition to an agent of an empty cluster, MiB, and promised time until an
+/// agent is ready.
 const MEMORY_MIB: f64 = 64.0;
 const SYNC: Duration = Duration::from_secs(10);
-/// A change in the large cluster costs at most so many times as much as in the small one.
+/// A change in the large cluster costs at most this many times as much as in the small one.
 const FLAT: f64 = 2.0;
 
 fn size(tenths: usize) -> Size {

@@ -108,7 +108,7 @@ fn programs(options: &Options) {
     });
 }
 
-/// Programs of native devices, and `to_pod` behind them, in each mode.
+/// Measures the programs of native devices, and `to_pod` behind them, in each tunnel mode.
 fn tunnel(options: &Options) {
     const POD: Ipv4Addr = Ipv4Addr::new(172, 16, 1, 2);
     const PEER: Ipv4Addr = Ipv4Addr::new(172, 16, 5, 9);

@@ -308,7 +308,7 @@ fn start_proxy(lab: &Lab, workers: Option<u16>, transparent: bool) -> Result<Pro
 }
 
 /// The policy has 100 patterns on the usual port, and 10,000 on another port. Each name matches one
-/// of them.
+/// pattern on each port.
 fn policy() -> String {
     let list = |count| {
         let patterns: Vec<String> = (0..count)

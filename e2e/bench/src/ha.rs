@@ -1,4 +1,5 @@
-//! `cargo xtask bench ha`: checks the promises R1 to R4 and R9 under their load. Fails if one is broken.
+//! `cargo xtask bench ha`: checks the promises R1 to R4 and R9 under their load. Fails if a promise
+//! is broken.
 
 use std::path::PathBuf;
 

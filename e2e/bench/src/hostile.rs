@@ -10,7 +10,7 @@ use holdfast_e2e::bench::median;
 use holdfast_e2e::hostile::{Attack, Killed, Quiet, Row, Setup, Size};
 use serde_json::json;
 
-/// Highest ratio of pod B's times under attack to those on a quiet node.
+/// Highest permitted ratio of pod B's times under attack to its times on a quiet node.
 const FACTOR: f64 = 3.0;
 /// Highest ratio under a flood of UDP queries, and while a process of the node connects to the
 /// agent as fast as it can. These attacks use one of two CPUs.

@@ -1,8 +1,8 @@
 //! `cargo xtask bench netpol`: NetworkPolicies by nftables, while the node, its policies and the
 //! cluster grow. Fails if a promise is broken.
 //!
-//! The agent is the real program, and the API server is that of the tests. Pods have documents and
-//! no namespaces: no packet is sent.
+//! The agent is the real program, and the API server is the server of the tests. Pods have
+//! documents but no network namespaces: no packet is sent.
 
 mod renderings;
 
@@ -35,32 +35,32 @@ pub(crate) struct Options {
     json: PathBuf,
 }
 
-/// Highest ratio of the cost of a change in the largest cluster to that in the smallest.
+/// Highest ratio of the cost of a change in the largest cluster to the cost in the smallest.
 const FLAT: f64 = 2.0;
 /// Highest ratio of the time of a batch to the time of `nft` for the same change.
 const OF_NFT: f64 = 0.05;
-/// Most memory in addition to that of `netpol run` without policies and pods, MiB.
+/// Maximum memory in addition to the memory of `netpol run` without policies and pods, MiB.
 const MEMORY_MIB: f64 = 64.0;
 /// Longest time from a change at the API server until the kernel's table has it, 99th percentile.
 const DELAY: Duration = Duration::from_millis(50);
-/// Most CPU time from the start until the first table is in force. The tests' API server needs most
-/// of the elapsed time.
+/// Maximum CPU time from the start until the first table is in force. The tests' API server needs
+/// most of the elapsed time.
 const FIRST: Duration = Duration::from_secs(3);
 
-/// Changes that come one after another.
+/// Number of changes that come one after another.
 const ALONE: usize = 100;
 /// Number of changes that come at a fixed rate, and this rate per second.
 const PACED: usize = 1_000;
 const RATE: u32 = 200;
 /// Pause between changes that must not share a batch: longer than the agent waits for more changes.
 const APART: Duration = Duration::from_millis(60);
-/// Runs of `nft`.
+/// Number of runs of `nft`.
 const RUNS: u32 = 20;
-/// Pods that change: their labels bring them into a group, and out of it.
+/// Number of pods that change: their labels bring them into a group, and out of it.
 const CHANGING: usize = 100;
 /// Number of the first pod of this node.
 const LOCAL: usize = 50_000;
-/// Pods with equal labels.
+/// Number of pods with equal labels.
 const REPLICAS: usize = 10;
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -191,9 +191,9 @@ struct Node {
     lab: Lab,
     api: ApiServer,
     netpol: Program,
-    /// Time from its start until the first table was in force.
+    /// Time from the start of `netpol run` until the first table was in force.
     first: Duration,
-    /// CPU time of the agent until then.
+    /// CPU time of `netpol run` until the first table was in force.
     first_cpu: Duration,
 }
 
@@ -240,7 +240,7 @@ impl Node {
         self.api.put(objects::pod(n % CHANGING, track)).map(|_| ())
     }
 
-    /// How long changes take, one after another, until the kernel reports them; in order.
+    /// Sorted times from a change until the kernel reports it, for changes one after another.
     fn delays(&self) -> Result<Vec<Duration>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -347,7 +347,7 @@ impl Node {
     }
 }
 
-/// Batches of the agent that did not write a whole table.
+/// Total time and number of the agent's batches that did not write a whole table.
 struct Commits {
     seconds: f64,
     count: f64,

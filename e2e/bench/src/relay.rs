@@ -184,7 +184,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A pod like those of a Deployment with a hundred replicas.
+/// A pod as in a Deployment with a hundred replicas.
 fn a_pod(n: u32, generation: u32) -> serde_json::Value {
     let address = format!("10.{}.{}.{}", 100 + generation, n / 250, n % 250 + 1);
     let labels = json!({
@@ -212,7 +212,7 @@ fn synced(seen: &Seen, agents: usize) -> Result<()> {
     })
 }
 
-/// Tries to connect until the relay is ready, then counts.
+/// Tries to connect until the relay is ready, then counts what arrives.
 async fn follow(endpoint: &Endpoint, n: usize, pods: u32, seen: &Seen) -> Result<()> {
     let request = FollowRequest {
         version: "bench".to_owned(),

@@ -1,5 +1,5 @@
 //! `cargo xtask bench rules`: memory of the compiled rules of 10,000 endpoints, time to replace the
-//! rules of one, and time of a lookup in 10 to 100,000 names.
+//! rules of one endpoint, and time of a lookup in 10 to 100,000 names.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,5 +1,5 @@
-//! Roles and CRDs of the chart. If the chart lacks a right that the agent needs, tests get a 403,
-//! too.
+//! Roles and CRDs of the chart. If the chart lacks a right that the agent needs, the agent gets a
+//! 403 in tests, too.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
@@ -21,7 +21,7 @@ const ROLES: [&str; 11] = [
     include_str!("../../../charts/holdfast/templates/lease-admission.yaml"),
 ];
 
-/// Conditions around whole templates, which hold here.
+/// Conditions around whole templates. Here they are true.
 const CONDITIONS: [&str; 6] = [
     "{{- if .Values.highScale.mode }}",
     "{{- if eq .Values.identities.mode \"cluster\" }}",
@@ -50,7 +50,7 @@ const IDENTITIES: [&str; 5] = [
 ];
 const IDENTITIES_CRD: &str =
     include_str!("../../../charts/holdfast/files/crds/ciliumidentities.yaml");
-/// The bounds of `identities.range`, as templates have them, and their values here.
+/// The bounds of `identities.range`: the text in the templates, and the value here.
 const IDENTITIES_RANGE: [(&str, &str); 2] = [
     ("{{ include \"holdfast.identities.first\" . }}", "256"),
     ("{{ include \"holdfast.identities.last\" . }}", "61439"),
@@ -80,7 +80,7 @@ const CRDS: [&str; 6] = [
     include_str!("../../../charts/holdfast/files/crds/egressfirewalls.yaml"),
 ];
 
-/// The chart's value `resolver.mode`, as far as roles depend on it.
+/// Effect of the chart's value `resolver.mode` on roles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ResolverRole {
     /// Agents do not write DNSNameResolvers.
@@ -90,10 +90,11 @@ pub(super) enum ResolverRole {
     Bound,
 }
 
-/// Documents of a release in `namespace`; the program of `reader` reads the cluster.
+/// Documents of a release in `namespace`. `reader` is the ServiceAccount of the program that reads
+/// the cluster.
 ///
-/// The templates of roles are simple: the namespace of the release, the ServiceAccount, and lines for
-/// labels, which do not matter here. Other directives are refused.
+/// The templates of roles contain only directives for the release's namespace, for ServiceAccounts,
+/// and for labels, which do not matter here. Any other directive is an error.
 pub(super) fn of_release(
     namespace: &str,
     account: &str,
@@ -118,8 +119,8 @@ pub(super) fn of_release(
     Ok(all)
 }
 
-/// Documents that a release adds with the value `identities.mode: cluster`; the program of `reader`
-/// reads the cluster.
+/// Documents that a release adds with the value `identities.mode: cluster`. `reader` is the
+/// ServiceAccount of the program that reads the cluster.
 pub(super) fn of_identities(namespace: &str, account: &str, reader: &str) -> Result<Vec<Value>> {
     let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
     let mut all = documents(IDENTITIES_CRD)?;
@@ -133,7 +134,8 @@ pub(super) fn of_identities(namespace: &str, account: &str, reader: &str) -> Res
     Ok(all)
 }
 
-/// Documents that a release adds with `highScale.mode`; the program of `reader` reads the cluster.
+/// Documents that a release adds with `highScale.mode`. `reader` is the ServiceAccount of the
+/// program that reads the cluster.
 pub(super) fn of_high_scale(namespace: &str, account: &str, reader: &str) -> Result<Vec<Value>> {
     let readers = format!("- {{kind: ServiceAccount, name: {reader}, namespace: {namespace}}}");
     let mut all = documents(WORLD_CRD)?;

@@ -44,7 +44,7 @@ pub struct Files {
     pub token: PathBuf,
     /// Kubeconfig of the agent, with its token.
     pub kubeconfig: PathBuf,
-    /// kubeconfig of a user that may do everything.
+    /// Kubeconfig of a user that may do everything.
     pub admin: PathBuf,
 }
 

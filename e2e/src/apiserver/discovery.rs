@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::kind::Kind;
 
-/// The document of a path, if it is one of discovery.
+/// The discovery document at `path`; `None` for all other paths.
 pub(super) fn document(path: &str, kinds: &[Arc<Kind>]) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     match parts.as_slice() {

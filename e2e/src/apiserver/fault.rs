@@ -45,7 +45,7 @@ pub(super) struct Conditions {
     pub(super) kinds: BTreeMap<String, OfKind>,
     /// Whether writes are done but not answered.
     pub(super) holds_answers: bool,
-    /// Until then lists of custom resources answer 429.
+    /// Until this time, lists of custom resources get 429.
     pub(super) starts_until: Option<Instant>,
 }
 
@@ -67,7 +67,8 @@ impl Conditions {
         of_kind.conflict_every > 0 && of_kind.changes.is_multiple_of(of_kind.conflict_every)
     }
 
-    /// The refusal for one request. It decrements a refusal for a number of requests.
+    /// The refusal for one request. If the refusal is for a number of requests, decrements that
+    /// number.
     pub(super) fn take_refusal(&mut self, id: &str) -> Option<Refusal> {
         let of_kind = self.kinds.get_mut(id)?;
         let refusal = of_kind.refusal?;

@@ -16,7 +16,7 @@ use super::store::Key;
 use super::{ApiServer, TOKEN, documents, listener, url};
 use crate::netns::Netns;
 
-/// Objects. The handle writes what it is given: no role, schema or subresource applies.
+/// Objects. These methods bypass roles, schemas and subresources.
 impl ApiServer {
     /// Stores an object as it is, `status` too, and returns its revision.
     pub fn put(&self, object: Value) -> Result<u64> {
@@ -62,7 +62,7 @@ impl ApiServer {
         Ok(store.revision())
     }
 
-    /// Removes an object; an error if there is none.
+    /// Removes an object. It is an error if the object does not exist.
     pub fn delete(&self, plural: &str, namespace: &str, name: &str) -> Result<()> {
         let mut store = self.shared.store.lock();
         let kind = store.kind_named(plural)?;
@@ -103,7 +103,7 @@ impl ApiServer {
     }
 }
 
-/// Faults. They affect requests of the agent, but not those of the admin.
+/// Faults. They affect requests of the agent, but not of the admin.
 impl ApiServer {
     /// Closes the port and every connection.
     pub fn away(&self) {
@@ -124,7 +124,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Refuses every request for a kind; watches that run go on.
+    /// Refuses every request for a kind. Running watches continue.
     pub fn refuse(&self, plural: &str, refusal: Refusal) -> Result<()> {
         self.condition(plural, |of_kind| of_kind.refusal = Some(refusal))
     }
@@ -158,13 +158,13 @@ impl ApiServer {
         self.condition(plural, |of_kind| of_kind.expiries += 1)
     }
 
-    /// Whether lists of a kind have `items: null`.
+    /// Sets whether lists of a kind have `items: null`.
     pub fn null_items(&self, plural: &str, null: bool) -> Result<()> {
         self.condition(plural, |of_kind| of_kind.null_items = null)
     }
 
-    /// Each `every`-th update or patch of a kind fails with 409, as if another writer was faster; 0
-    /// ends it.
+    /// Each `every`-th update or patch of a kind fails with 409, as if another writer was faster.
+    /// With 0, this fault ends.
     pub fn conflict(&self, plural: &str, every: u64) -> Result<()> {
         self.condition(plural, |of_kind| of_kind.conflict_every = every)
     }
@@ -200,7 +200,7 @@ impl ApiServer {
 
     fn condition(&self, plural: &str, change: impl FnOnce(&mut OfKind)) -> Result<()> {
         let id = self.shared.store.lock().kind_named(plural);
-        // A removed kind still has conditions.
+        // A kind whose CRD was removed can still have faults.
         let id = id.map_or_else(|_| plural.to_owned(), |kind| kind.id());
         let conditions = &self.shared.conditions;
         conditions.send_modify(|conditions| change(conditions.kind(&id)));
@@ -220,7 +220,7 @@ impl ApiServer {
         &self.files
     }
 
-    /// Requests of all users so far. A watch counts from its begin.
+    /// Requests of all users so far. A watch is included as soon as it starts.
     pub fn answered(&self) -> Vec<Answered> {
         self.shared.answered.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! The kinds that the server serves: those of Kubernetes itself, and those of the CRDs it was
+//! The kinds that the server serves: Kubernetes' own kinds, and the kinds of the CRDs that it was
 //! given.
 
 use anyhow::{Context as _, Result};
@@ -85,7 +85,7 @@ impl Kind {
         kinds.collect()
     }
 
-    /// The kind of a CustomResourceDefinition, in the version that it stores.
+    /// The kind that a CustomResourceDefinition defines, in its storage version.
     pub(super) fn of_crd(crd: &Value) -> Result<Self> {
         let spec = &crd["spec"];
         let text = |value: &Value, field: &str| -> Result<String> {
@@ -128,7 +128,7 @@ impl Kind {
         self.schema.is_some()
     }
 
-    /// Whether it is the kind of `plural` in the group and version of a URL.
+    /// Whether this is the kind of `plural` in the group and version of a URL.
     pub(super) fn is(&self, group: &str, version: &str, plural: &str) -> bool {
         self.group == group && self.version == version && self.plural == plural
     }

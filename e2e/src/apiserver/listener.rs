@@ -25,8 +25,8 @@ pub(super) fn bind(netns: Option<&Netns>, at: SocketAddr) -> Result<std::net::Tc
     bound.with_context(|| format!("bind {at}"))
 }
 
-/// Accepts connections at the latest listener that the test sends. There is none while the server
-/// is away.
+/// Accepts connections at the latest listener that the test has sent. While the server is away,
+/// there is no listener.
 pub(super) async fn serve(
     mut listeners: watch::Receiver<Option<Arc<std::net::TcpListener>>>,
     tls: TlsAcceptor,

@@ -83,8 +83,8 @@ pub(super) fn key(target: &Target) -> Result<Key, Failure> {
 
 /// One page of a list.
 ///
-/// Later pages show the state of their own moment and the revision of the first page: a watch from
-/// that revision repeats the changes in between.
+/// A later page shows the objects at the time of its own request, but has the revision of the first
+/// page. So a watch from that revision repeats the changes made between the pages.
 pub(super) fn list(
     store: &Store,
     kind: &Kind,

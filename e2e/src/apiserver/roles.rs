@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::failure::Failure;
 use super::kind::Kind;
 
-/// A user, by its bearer token.
+/// A user, whom a bearer token identifies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum User {
     /// Every request of this user is allowed.
@@ -47,8 +47,8 @@ struct Rule {
 }
 
 impl Roles {
-    /// The rules of `user` in documents of roles and bindings. Documents without any binding
-    /// apply to every ServiceAccount.
+    /// The rules of `user` in documents of roles and bindings. If there is no binding at all, every
+    /// role applies to every ServiceAccount.
     pub(super) fn of(documents: &[Value], user: &User) -> Self {
         let bindings: Vec<&Value> = documents.iter().filter(|d| is_binding(d)).collect();
         let mut rules = Vec::new();

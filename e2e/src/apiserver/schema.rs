@@ -143,7 +143,7 @@ fn own_problem(schema: &Value, old: Option<&Value>, value: &Value) -> Option<Str
         })
 }
 
-/// Patterns are compiled once: a status has hundreds of values with the same one.
+/// Patterns are compiled once, because a status has hundreds of values with the same pattern.
 fn fits_pattern(pattern: &str, text: &str) -> bool {
     static COMPILED: Mutex<BTreeMap<String, Option<Regex>>> = Mutex::new(BTreeMap::new());
     let mut compiled = COMPILED.lock();

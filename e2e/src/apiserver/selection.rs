@@ -4,11 +4,12 @@ use serde_json::Value;
 
 use super::failure::Failure;
 
-/// Selects objects; an empty one selects all.
+/// Selects objects; an empty selection selects all.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     labels: Vec<Requirement>,
-    /// Path with dots, value, and whether the field must have that value or must not.
+    /// Path with dots, value, and whether the field must have the value (`true`) or must not
+    /// (`false`).
     fields: Vec<(String, String, bool)>,
 }
 
@@ -17,7 +18,7 @@ struct Requirement {
     key: String,
     /// Values that match; `None` = any value.
     values: Option<Vec<String>>,
-    /// Whether the label must be present with such a value, or must not be.
+    /// Whether the label must have one of the values (`true`) or must not (`false`).
     wanted: bool,
 }
 
@@ -38,12 +39,12 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Whether it selects all objects.
+    /// Whether the selection selects all objects.
     pub(super) fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether it selects this object.
+    /// Whether the selection selects this object.
     pub(super) fn selects(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
         let by_labels = self.labels.iter().all(|requirement| {

@@ -27,11 +27,11 @@ use super::target::Target;
 use super::watch::Watch;
 use super::write::{self, Change, Writer, Written};
 
-/// Lines of a watch that wait for the client.
+/// Maximum number of lines of a watch that wait for the client.
 const LINES: usize = 64;
-/// Most answered requests that are stored for the test.
+/// Maximum number of answered requests that are stored for the test.
 const REQUESTS: usize = 100_000;
-/// Most bytes that the body of a request may have.
+/// Maximum size of the body of a request, in bytes.
 const BODY: usize = 3 << 20;
 
 /// What the server does with `sendInitialEvents`.
@@ -63,7 +63,7 @@ pub struct Options {
     pub reader: String,
 }
 
-/// A request that was answered, or that a watch began with.
+/// An answered request, or the request of a watch that has started.
 #[derive(Clone, Debug)]
 pub struct Answered {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
@@ -319,7 +319,7 @@ fn verb(method: &Method, target: &Target) -> Result<&'static str, Failure> {
     })
 }
 
-/// A kind that is not served, for the roles.
+/// A stand-in for a kind that is not served: roles are checked for it, too.
 fn unknown(target: &Target) -> Kind {
     Kind {
         group: target.group.clone(),

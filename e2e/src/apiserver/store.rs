@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::kind::Kind;
 
-/// Changes of one kind that are kept; older ones are compacted.
+/// Number of changes of one kind that are kept. Older changes are compacted.
 const HISTORY: usize = 20_000;
 /// Revision of an empty store.
 const FIRST_REVISION: u64 = 1000;
@@ -110,7 +110,7 @@ impl Store {
         self.tables.get(&kind.id())?.objects.get(key).cloned()
     }
 
-    /// Objects of a kind behind `after`, in the order of their keys.
+    /// Objects of a kind whose keys come after `after`, in the order of their keys.
     pub(super) fn objects<'a>(
         &'a self,
         kind: &Kind,
@@ -123,7 +123,7 @@ impl Store {
         })
     }
 
-    /// Stores an object under a new revision and returns the stored one.
+    /// Stores an object under a new revision and returns it as stored.
     pub(super) fn put(&mut self, kind: &Kind, mut object: Value) -> Result<Arc<Value>> {
         let key = key_of(kind, &object)?;
         self.revision += 1;
@@ -180,7 +180,7 @@ impl Store {
     }
 
     /// Changes of a kind after `revision`, at most `limit`. If the history does not reach back that
-    /// far, the error is the oldest kept revision.
+    /// far, the error is the oldest revision to which it does.
     pub(super) fn changes(
         &self,
         kind: &Kind,
@@ -203,12 +203,13 @@ impl Store {
             .collect())
     }
 
-    /// Whether the history of a kind still has all changes after `revision`.
+    /// Fails if the history of a kind lacks changes after `revision`, with the same error as
+    /// [`Self::changes`].
     pub(super) fn reaches(&self, kind: &Kind, revision: u64) -> Result<(), u64> {
         self.changes(kind, revision, 0).map(|_| ())
     }
 
-    /// Forgets the history of a kind: revisions up to now are too old.
+    /// Forgets the history of a kind: all its revisions so far are then too old for a watch.
     pub(super) fn compact(&mut self, kind: &Kind) {
         self.revision += 1;
         let revision = self.revision;

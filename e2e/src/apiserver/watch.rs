@@ -17,7 +17,7 @@ use super::server::{Shared, StreamingLists};
 use super::store::Change;
 use super::target::Target;
 
-/// Changes that are read from the history at once.
+/// Number of changes that are read from the history at once.
 const BATCH: usize = 256;
 /// Length of a watch without `timeoutSeconds`.
 const LONGEST: Duration = Duration::from_secs(1800);
@@ -49,7 +49,7 @@ enum Start {
     StreamingList,
 }
 
-/// Why a watch ended; the client sees an end of the body.
+/// The watch has ended: the client sees the end of the body.
 struct Ended;
 
 impl Watch {
@@ -89,7 +89,7 @@ impl Watch {
         })
     }
 
-    /// Sends lines until the client, the time limit or a fault ends it.
+    /// Sends lines until the client, the time limit or a fault ends the watch.
     pub(super) async fn run(self, lines: Lines) {
         let _ = self.send_all(&lines).await;
     }
@@ -130,8 +130,8 @@ impl Watch {
                     position = change.revision;
                 }
                 if self.bookmarks && Instant::now() >= bookmark {
-                    // A bookmark may name the newest revision of the store if no older change of
-                    // this kind is unsent.
+                    // A bookmark may name the newest revision of the store only if all changes of
+                    // this kind are sent.
                     position = self.revision_if_drained(position);
                     self.send(lines, &self.bookmark(position, false)).await?;
                     bookmark = Instant::now() + self.shared.options.bookmarks_every;

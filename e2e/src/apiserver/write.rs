@@ -14,7 +14,7 @@ use super::schema;
 use super::store::{Key, Store};
 use super::target::Target;
 
-/// Most bytes of one object that etcd stores.
+/// Maximum size of an object in etcd, in bytes.
 const OBJECT_MAX: usize = 3 << 19;
 
 /// A write, and warnings for the client (`Warning: 299`).
@@ -212,7 +212,7 @@ fn content(object: &Value) -> Vec<(&String, &Value)> {
     fields.filter(|(name, _)| is_content(name)).collect()
 }
 
-/// Checks the revision that the client saw, if it sent one. Updates of some kinds must have one.
+/// Checks the revision that the client saw, if it sent one. Updates of some kinds must send it.
 fn check_revision(
     kind: &Kind,
     key: &Key,
@@ -238,7 +238,8 @@ fn check_revision(
     Ok(())
 }
 
-/// Name, namespace, kind and version of the object must be those of the URL.
+/// Checks that name, namespace, kind and version of the object match the URL. Sets a missing
+/// namespace.
 fn place(kind: &Kind, target: &Target, object: &mut Value) -> Result<(), Failure> {
     let wanted = (kind.kind.as_str(), kind.api_version());
     let given = (object["kind"].as_str(), object["apiVersion"].as_str());
@@ -314,7 +315,7 @@ fn admit(
     })
 }
 
-/// An event is in the namespace of its object, or in `default` if that has none.
+/// An event is in the namespace of its object, or in `default` if its object has no namespace.
 fn check_event(kind: &Kind, name: &str, event: &Value) -> Result<(), Failure> {
     let (field, of_new_api) = match kind.group.as_str() {
         "" => ("involvedObject", false),

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::{Throughput, query};
 
-/// Connections that are open at once.
+/// Number of connections that are open at once.
 const WINDOW: usize = 50;
 /// A query without an answer after this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);

@@ -45,7 +45,7 @@ const TRACEPOINT: u32 = 2;
 pub struct Tracepoints(Vec<(Event, u64)>);
 
 impl Tracepoints {
-    /// Reads them from a temporary mount of tracefs.
+    /// Reads the numbers from a temporary mount of tracefs.
     pub fn read() -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let none = None::<&str>;

@@ -17,11 +17,11 @@ use super::{Throughput, query};
 
 /// First port, above the well-known ones.
 const FIRST: u16 = 10_000;
-/// Most queries without an answer at the same time.
+/// Maximum number of queries that wait for an answer at the same time.
 const WINDOW: usize = 200;
 /// A query without an answer after this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
-/// Bytes for all answers that can be on their way.
+/// Size of the receive buffer in bytes: enough for all answers that can be on their way.
 const RECEIVE_BUFFER: usize = 4 << 20;
 const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;

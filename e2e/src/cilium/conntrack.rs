@@ -15,12 +15,12 @@ use anyhow::Result;
 use crate::lab::Lab;
 use crate::shell;
 
-/// Which answers bypass netfilter, where a rule would recognise them by their socket alone.
+/// Which answers bypass netfilter. There, a rule would recognise them by their socket alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
     /// Answers of pods on the same node.
     Native,
-    /// Answers of every server, including those on other nodes.
+    /// Answers of every server, on this node and on other nodes.
     Vxlan,
 }
 
@@ -28,7 +28,7 @@ pub enum Routing {
 const SOCKET_RULE: &str = "iifname != lo meta mark & 0xf00 != { 0xe00, 0xf00, 0x800 } \
     meta l4proto { tcp, udp } socket transparent 1 meta mark set 0x200";
 
-/// Has the node return answers as Cilium's datapath does.
+/// Makes the node return answers as Cilium's datapath does.
 pub fn return_answers(lab: &Lab, routing: Routing) -> Result<()> {
     let judged = match routing {
         Routing::Native => "iifname \"lxc*\"",
@@ -65,7 +65,7 @@ pub fn return_answers(lab: &Lab, routing: Routing) -> Result<()> {
     shell::feed(lab.node.command("nft").args(["-f", "-"]), &rules).map(|_| ())
 }
 
-/// Whether the entry of a UDP query is there.
+/// Whether the entry of a UDP query exists.
 pub fn has_entry(lab: &Lab, pod: (IpAddr, u16), server: IpAddr) -> Result<bool> {
     let family = if pod.0.is_ipv4() { "ip" } else { "ip6" };
     let set = format!("{family}_flows");

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Seen;
 
-/// What a client sends first (RFC 9113, 3.4).
+/// Length in bytes of what a client sends first (RFC 9113, 3.4).
 const PREFACE: usize = 24;
 const HEADER: usize = 9;
 const DATA: u8 = 0;
@@ -25,14 +25,14 @@ const ACK: u8 = 1;
 const OURS: &[u8; 8] = b"stand-in";
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
-/// grpc-go's parameters; by default those of Cilium's agent.
+/// grpc-go's parameters. The defaults are the values of Cilium's agent.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// The client is pinged after this silence.
     pub idle: Duration,
     /// Longest wait for the client's next bytes after a ping.
     pub answer: Duration,
-    /// Pings of the client closer than this are strikes.
+    /// A ping of the client is a strike if it comes less than this after the last one.
     pub min_ping: Duration,
     /// Strikes that are tolerated; the next one ends the connection.
     pub strikes: u32,
@@ -60,7 +60,7 @@ impl Timing {
     }
 }
 
-/// Frames out of a stream of bytes.
+/// Cuts a stream of bytes into frames.
 #[derive(Debug)]
 struct Frames {
     bytes: Vec<u8>,
@@ -82,7 +82,7 @@ impl Frames {
         }
     }
 
-    /// The next whole frame, or the preface.
+    /// The next whole frame, or the preface, with whether it is a frame.
     fn next(&mut self) -> Option<(bool, Vec<u8>)> {
         if self.preface > 0 {
             let length = std::mem::take(&mut self.preface);
@@ -112,7 +112,7 @@ struct Watch {
     strikes: u32,
 }
 
-/// Passes frames between `client` and `server` until one of them ends.
+/// Passes frames between `client` and `server` until either side ends.
 pub(super) async fn watch(
     client: TcpStream,
     server: DuplexStream,

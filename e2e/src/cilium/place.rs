@@ -1,5 +1,5 @@
 //! The node as Cilium's agent sets it up: DNS redirected by TPROXY, pinned maps, endpoints' files.
-//! Each can be left out, as in a container without the mount.
+//! A test can leave out each part, as in a container without the mount.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::lab::Lab;
 use crate::pod::Pod;
 use crate::shell;
 
-/// Default port of holdfast-sdp, and of Cilium's documentation.
+/// Default port of holdfast-sdp, and the port in Cilium's documentation.
 pub const PROXY_PORT: u16 = 10094;
 /// Port 53 of UDP, TCP and SCTP, as DNSRulesV2 packs them for `protocol: ANY`.
 const PORTS: [u32; 3] = [
@@ -34,7 +34,7 @@ pub fn endpoint(pod: &Pod, identity: u32) -> Endpoint {
     }
 }
 
-/// Redirects pods' packets to port 53 as Cilium does without BPF TPROXY.
+/// Redirects pods' packets for port 53 to the proxy, as Cilium does without BPF TPROXY.
 pub fn redirect(lab: &Lab) -> Result<()> {
     let rules = format!(
         "table inet proxy {{ chain pre {{ type filter hook prerouting priority mangle;\n\

@@ -1,5 +1,5 @@
-//! The service itself. It sends one snapshot at a time and expects one acknowledgement for each. It
-//! answers mappings when they are plumbed.
+//! The FQDNData service. It sends one snapshot at a time and expects one acknowledgement for each.
+//! It answers mappings when they are plumbed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -68,7 +68,7 @@ impl FqdnData for Service {
             .iter()
             .find(|(prefix, _)| mapping.fqdn.starts_with(prefix));
         self.keep(mapping);
-        // If the agent has ended, there is no answer.
+        // An error means that the agent has ended.
         let _ = self.shared.hung.clone().wait_for(|hung| !hung).await;
         if let Some((_, code)) = rejected {
             return Err(Status::new(*code, "error set by the test"));
@@ -93,8 +93,8 @@ impl Service {
         }
     }
 
-    /// Parses a mapping as strictly as the first releases, which panicked, and looks up its
-    /// endpoint.
+    /// Parses a mapping as strictly as the first releases of Cilium's agent, which panicked on
+    /// malformed mappings, and looks up the mapping's endpoint.
     fn judge(&self, mapping: &wire::FqdnMapping) -> Result<(), String> {
         let mut problems = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -165,7 +165,8 @@ async fn states(
             }
             seen.acks.push(ack);
         }
-        // The real agent would take a second answer for the answer to the next snapshot.
+        // The real agent would take a second acknowledgement for the acknowledgement of the next
+        // snapshot.
         if let Ok(Some(Ok(ack))) = timeout(Duration::from_millis(1), acks.next()).await {
             let said = format!("two acknowledgements of one snapshot: {ack:?}");
             shared.seen.lock().violations.push(said);

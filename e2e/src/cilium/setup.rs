@@ -12,7 +12,7 @@ use super::{CiliumAgent, Manner, place};
 use crate::lab::{DNS4, DNS6, Lab, web4};
 use crate::{Pod, Program, Query, SdpOptions, eventually};
 
-/// Longest wait for things that take no time, on a busy machine.
+/// Longest wait, on a busy machine, for things that usually take no time.
 pub const SOON: Duration = Duration::from_secs(15);
 /// How long a query waits before the next is sent.
 const HASTY: Duration = Duration::from_millis(20);
@@ -57,7 +57,7 @@ pub fn world(lab: &Lab) -> World {
     }
 }
 
-/// An agent with shorter limits than Cilium's, so that a test sees it soon.
+/// An agent with shorter limits than Cilium's, so that a test reaches them soon.
 pub fn hurried() -> Manner {
     Manner {
         timing: Timing::hurried(20),
@@ -91,7 +91,7 @@ pub fn first_answer(lab: &Lab, options: &SdpOptions, query: &Query) -> Result<(P
     let start = Instant::now();
     let mut sdp = Program::start("holdfast-sdp", command, &log)?;
     let hasty = query.clone().within(polling::stretched(HASTY));
-    // A snapshot of a large cluster takes a debug build many seconds.
+    // A debug build needs many seconds for the snapshot of a large cluster.
     eventually("a first right answer", SOON * 4, || {
         sdp.check_alive()?;
         lab.a.ask(&hasty)?.expect(web4(10))

@@ -10,7 +10,7 @@ use crate::lab::{Lab, web4};
 use crate::netpol_run::NODE;
 use crate::policy;
 
-/// A rule that allows one server of the world: the one to which pods send allowed datagrams.
+/// A rule that allows one server of the world: the server to which pods send allowed datagrams.
 pub fn allowed_server() -> String {
     format!("- toCIDR: [\"{}/32\"]\n", web4(10))
 }
@@ -20,7 +20,7 @@ pub fn only_allowed_server() -> String {
     policy::egress("web", "web", &allowed_server())
 }
 
-/// Describes these pods, and no others, to the agent: labels `app: web`, with their uids.
+/// Describes exactly these pods to the agent, with their uids and the label `app: web`.
 pub fn describe(lab: &Lab, pods: &[PodName]) -> Result<()> {
     let documents = pods.iter().map(|pod| {
         let PodName {
@@ -41,8 +41,8 @@ metadata: {{name: {name}, namespace: {namespace}, uid: {uid}, labels: {{app: web
     lab.write_policy("pods.yaml", &documents.collect::<String>())
 }
 
-/// Describes these pods, and no others, to `netpol run`: labels `app: web`, with their uids and
-/// known addresses.
+/// Describes exactly these pods to `netpol run`, with their uids, known addresses and the label
+/// `app: web`.
 pub fn describe_on_node(lab: &Lab, pods: &[(PodName, Option<IpAddr>)]) -> Result<()> {
     let documents = pods.iter().map(|(pod, address)| {
         let PodName { namespace, name, uid, .. } = pod;

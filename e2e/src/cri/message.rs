@@ -1,11 +1,11 @@
-//! Messages of CRI v1, with the fields that the tests use. The numbers are those of
+//! Messages of CRI v1, with the fields that the tests use. The field numbers are from
 //! `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
 
 use std::collections::HashMap;
 
 use prost::Message;
 
-/// A message without fields that the tests read.
+/// A message whose fields the tests do not read.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Empty {}
 
@@ -79,7 +79,7 @@ pub(super) struct SandboxStatus {
     pub(super) network: Option<Network>,
 }
 
-/// `PodSandboxStatusResponse`. `info` is JSON of the runtime's own.
+/// `PodSandboxStatusResponse`. `info` is JSON in the runtime's own format.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct SandboxStatusResponse {
     #[prost(message, optional, tag = "1")]

@@ -29,7 +29,7 @@ impl Base {
         }
     }
 
-    /// Configuration of its plugin, which gives pods addresses of `subnet`.
+    /// Configuration of the base's plugin, which gives pods addresses of `subnet`.
     pub fn plugin(self, subnet: &str) -> Value {
         match self {
             Self::Ptp => json!({

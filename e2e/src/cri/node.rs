@@ -41,7 +41,7 @@ pub struct PodName {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// Number of the sandbox of this pod.
+    /// Number of the sandbox among the pod's sandboxes, from 0.
     pub attempt: u32,
 }
 
@@ -69,7 +69,7 @@ impl PodName {
 pub struct Sandbox {
     /// Id that the runtime gave the sandbox.
     pub id: String,
-    /// Its view of the network.
+    /// Network namespace and addresses of the pod.
     pub pod: Pod,
 }
 
@@ -80,7 +80,7 @@ impl Sandbox {
     }
 }
 
-/// A pod that was started among others.
+/// A pod that was started at the same time as others.
 #[derive(Debug)]
 pub struct Started {
     pub sandbox: Sandbox,
@@ -90,7 +90,7 @@ pub struct Started {
     pub after: Duration,
 }
 
-/// containerd on the lab's node. It ends with all pods when this is dropped.
+/// containerd on the lab's node. Dropping this ends it and all its pods.
 #[derive(Debug)]
 pub struct CriNode<'l> {
     lab: &'l Lab,
@@ -108,8 +108,8 @@ struct Up {
 }
 
 impl<'l> CriNode<'l> {
-    /// Starts containerd on the lab's node, with `base` as its network. Programs that the lab starts
-    /// from now on see the runtime's mounts.
+    /// Starts containerd on the lab's node, with `base` as its network. Programs that the lab
+    /// starts after this call see the runtime's mounts.
     pub fn start(lab: &'l Lab, base: Base) -> Result<Self> {
         let home = lab.directory().join("cri");
         for part in ["conf", "bin", "cni", "root"] {
@@ -274,7 +274,7 @@ impl<'l> CriNode<'l> {
         self.remove(FILE)
     }
 
-    /// Writes the agent's configuration, as other programs do that add plugins to it.
+    /// Writes the agent's configuration file, as programs that add plugins to it do.
     pub fn write_own(&self, text: &str) -> Result<()> {
         self.write(OWN, text)
     }
@@ -455,7 +455,7 @@ impl<'l> CriNode<'l> {
     }
 
     /// Ends all processes and mounts, removes everything below `/run`, and starts containerd again.
-    /// The caller must end agents and proxies.
+    /// The caller must end agents and proxies first.
     pub fn reboot(&self) -> Result<()> {
         self.end()?;
         self.boot()

@@ -28,7 +28,7 @@ pub struct Machine<'l> {
 }
 
 impl<'l> Machine<'l> {
-    /// Makes its root directory. Its address is 10.88.0.`host`.
+    /// Makes the root directory of a machine with the address 10.88.0.`host`.
     pub fn new(lab: &'l Lab, bridge: &Bridge<'_>, name: &str, host: u8) -> Result<Self> {
         let home = lab.directory().join("nspawn");
         std::fs::create_dir_all(&home)?;

@@ -94,8 +94,8 @@ impl<'l> Podman<'l> {
     }
 
     fn configuration(&self) -> String {
-        // runc works with both versions of cgroups. The limits are those that a container inside a
-        // container may have.
+        // runc works with both versions of cgroups. The limits are the highest that a container
+        // inside a container may have.
         "[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"none\"\n\
          lock_type = \"file\"\n\
          [network]\nnetwork_backend = \"netavark\"\n\

@@ -69,11 +69,11 @@ impl Sent {
         self.counts.lock().clear();
     }
 
-    /// Waits until the pod at `from` has sent another allowed datagram. Forbidden ones precede each
-    /// allowed one, and none of them may have arrived.
+    /// Waits until the pod at `from` has sent another allowed datagram. The pod sends forbidden
+    /// datagrams before each allowed one; none of them may have arrived.
     pub fn expect_judged(&self, from: IpAddr) -> Result<()> {
         let before = self.count(from).allowed;
-        // Two more are needed, because one may have been on its way.
+        // Two more datagrams are needed, because one may already have been on its way.
         eventually("the pod sends", SOON, || {
             let now = self.count(from).allowed;
             ensure!(now >= before + 2, "{from}: {now} allowed datagrams");

@@ -84,7 +84,7 @@ impl Query {
         Self { limit, ..self }
     }
 
-    /// Sends it from the calling thread's namespace.
+    /// Sends the query from the calling thread's namespace.
     pub fn send(&self) -> Result<Reply> {
         let id = rand::random();
         let bytes = self.encode(id)?;
@@ -201,7 +201,7 @@ impl Reply {
         Ok(self)
     }
 
-    /// Fails unless it is the proxy's answer to a name that policy forbids: REFUSED, or NXDOMAIN
+    /// Fails unless this is the proxy's answer to a name that policy forbids: REFUSED, or NXDOMAIN
     /// with the proxy's own SOA record (its primary server is the root).
     pub fn expect_refused(self) -> Result<Self> {
         let by_proxy = self
@@ -219,7 +219,7 @@ impl Reply {
         Ok(self)
     }
 
-    /// Fails unless it carries this code and no records.
+    /// Fails unless the answer has this code and no records.
     pub fn expect_code(self, code: ResponseCode) -> Result<Self> {
         ensure!(
             self.code() == code && self.message.answers.is_empty(),

@@ -54,7 +54,7 @@ while IFS= read -r machine_command; do
 done
 "#;
 
-/// A running machine; everything on it ends when it is dropped.
+/// A running machine. Dropping it ends everything on it.
 #[derive(Debug)]
 pub struct Machine {
     /// Records of the DNS servers.
@@ -63,7 +63,7 @@ pub struct Machine {
     commands: Option<ChildStdin>,
     count: u32,
     directory: PathBuf,
-    // These servers are stopped before their namespaces are deleted.
+    // Dropped in this order: the servers stop before their namespaces are deleted.
     web: Option<Web>,
     _dns: DnsServer,
     _node: Netns,
@@ -81,7 +81,7 @@ pub struct Ended {
 }
 
 impl Machine {
-    /// Starts it. The built programs are in `target/debug` of its working directory.
+    /// Starts a machine. The built programs are in `target/debug` of its working directory.
     pub fn start() -> Result<Self> {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("hf-guide-{}-{number}", std::process::id());
@@ -203,7 +203,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         // The shell ends at the end of its input. It is the first process of its namespace, so the
-        // kernel ends all others before it is gone.
+        // kernel ends all other processes of the namespace with it.
         self.commands.take();
         let ended = eventually("the shell ends", SHELL_ENDS, || {
             self.bash.try_wait()?.context("still running")

@@ -156,7 +156,7 @@ fn of_console(block: &[(usize, &str)]) -> Result<Vec<Command>> {
     Ok(commands)
 }
 
-/// The word that ends the document which `line` begins.
+/// The word that ends the here-document that begins on `line`.
 fn heredoc(line: &str) -> Option<String> {
     let (_, after) = line.split_once("<<")?;
     let word = after.split_whitespace().next()?;

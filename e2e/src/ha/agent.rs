@@ -9,7 +9,7 @@ use super::setup::{LEAVES, Setup};
 use crate::node::AgentOptions;
 use crate::process::Program;
 
-/// Steps of the crash loop: how long the agent gets to start each time, milliseconds.
+/// Milliseconds from each start of the agent until it is killed, in the crash loop.
 const LIVES: [u64; 8] = [5, 20, 40, 80, 120, 200, 300, 500];
 
 /// The agent is killed and started again.
@@ -45,7 +45,7 @@ pub(super) fn crash_loop(setup: &Setup) -> Result<Vec<Row>> {
     })
 }
 
-/// The agent is restarted with its built-in proxy, and without.
+/// The agent is restarted alternately with and without its built-in proxy.
 pub(super) fn flipped(setup: &Setup) -> Result<Vec<Row>> {
     under_load(setup, |agent, round| {
         agent.terminate(LEAVES)?;

@@ -6,7 +6,7 @@ use super::setup::{LEAVES, Setup};
 use super::{COUNTED, Row};
 use crate::policy::{egress, names};
 
-/// The only replica dies without another one. Then a policy refuses the names.
+/// The only replica dies. Then a policy refuses the names.
 pub(super) fn broken(setup: &Setup) -> Result<Vec<Row>> {
     let _agent = setup.agent(&setup.agent_options())?;
     let only = setup.replica(0)?;

@@ -16,11 +16,11 @@ use crate::wait::until;
 
 /// Pause of a pod after each connection.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How many further connections show whether connections succeed.
+/// Number of further connections that [`Connections::flow`] waits for.
 const MORE: u64 = 20;
 /// Longest wait for further connections.
 const SOON: Duration = Duration::from_secs(20);
-/// Failures that are described in words.
+/// Maximum number of failures that are described in words.
 const SAMPLES: usize = 6;
 
 /// Numbers of tried and failed connections, with some of the errors.

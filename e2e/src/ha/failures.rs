@@ -12,14 +12,15 @@ use crate::node::AgentOptions;
 use crate::process::Program;
 use crate::traffic::Report;
 
-/// Time after a fault from which on no query may be lost, nanoseconds.
+/// No query that is sent later than this after a fault may be lost, nanoseconds.
 const OVER: u64 = 1_000_000_000;
-/// Age limit of the queries that the replica had queued or in flight, nanoseconds.
+/// Queries sent up to this time before a fault may be lost with the replica, nanoseconds.
 const HAD: u64 = 500_000_000;
 /// The kernel closes the sockets of a killed proxy within this time, nanoseconds. It is below the
 /// pause that clients would notice, with room for a busy machine.
 const CLOSES: u64 = 500_000_000;
-/// How long the node is without the proxy: longer than it takes to notice that none answers.
+/// How long the node is without the proxy: longer than the node takes to notice that no proxy
+/// answers.
 const AWAY: Duration = Duration::from_millis(1500);
 
 /// A replica is killed, and another one is started.

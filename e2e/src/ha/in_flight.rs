@@ -15,8 +15,8 @@ const LATE: Duration = Duration::from_millis(700);
 /// The answer to each of these queries.
 const ANSWER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 17));
 
-/// Runs `act` when the server has a query of each pod over each transport and family, and passes it
-/// their number. Each of them must be answered.
+/// Runs `act` when the server has a query of each pod over each transport and family, and passes
+/// `act` the number of these queries. Each query must be answered.
 pub(super) fn with_slow_queries<T>(
     setup: &Setup,
     round: u32,
@@ -26,7 +26,8 @@ pub(super) fn with_slow_queries<T>(
     let mut queries = Vec::new();
     for (number, pod) in setup.clients().enumerate() {
         for server in setup.servers().slow {
-            // Names for this query only, because equal questions are sent to the server once.
+            // Each query has its own name, because a proxy sends equal questions to the server only
+            // once.
             let name = |transport: &str| {
                 let family = if server.is_ipv4() { 4 } else { 6 };
                 format!("slow{family}-{transport}-{number}-{round}.good.test")

@@ -254,7 +254,7 @@ pub(super) fn beside_other(setup: &Setup) -> Result<Vec<Row>> {
         got - before
     );
     let mut row = Row::none_lost(String::new(), &report, note);
-    // Lasting connections to the other proxy stay there. It must get no new ones.
+    // Lasting connections to the other proxy stay there. It must get no new connections.
     row.holds &= steered == before && got > steered;
     Ok(vec![row])
 }

@@ -19,7 +19,7 @@ use crate::traffic::names as zone;
 use crate::wait::eventually;
 use crate::web::Web;
 
-/// The number of the DNS Service among the lab's Services, and that of the web Service.
+/// Numbers of the DNS Service and of the web Service among the lab's Services.
 pub(super) const DNS: u8 = 10;
 pub(super) const SHOP: u8 = 20;
 /// Port of the web Service, and of the pods behind it.
@@ -84,7 +84,7 @@ struct Backends {
 }
 
 impl Backends {
-    /// Pods with addresses of their own. No Service leads to them yet.
+    /// Starts pods with addresses of their own. No Service leads to them yet.
     fn start(lab: &Lab, round: u32) -> Result<Self> {
         let host = FIRST + 2 * u8::try_from(round)?;
         let dns = lab.add_pod(&format!("dns{round}"), host)?;
@@ -102,7 +102,7 @@ impl Backends {
         })
     }
 
-    /// Puts these pods in place of the earlier ones, in the cluster and on the node.
+    /// Puts these pods in place of the earlier pods, in the cluster and on the node.
     fn enter(&self, lab: &Lab) -> Result<()> {
         for address in both(&self.dns) {
             let query = Query::a(&zone::name(0), address);

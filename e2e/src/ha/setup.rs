@@ -30,7 +30,7 @@ pub(super) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x53,
 const PROXY_PORT: u16 = 10_094;
 /// Longest wait for a program to end after a signal.
 pub(super) const LEAVES: Duration = Duration::from_secs(15);
-/// How long answers are waited for.
+/// A query without an answer after this time is lost.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 const FILTERS: &str = "--enable-tcx=false";
 const TRANSPARENT: &str = "--dnsproxy-enable-transparent-mode";
@@ -50,7 +50,7 @@ pub enum Redirect {
     Own,
     /// Like [`Self::Own`], with programs attached by tc filters, as on kernels before 6.6.
     Filters,
-    /// Like [`Self::Own`], and queries have the pods' addresses.
+    /// Like [`Self::Own`], but the proxies' queries have the pods' addresses.
     Transparent,
     /// Marked by Holdfast's programs, then redirected by TPROXY of nftables, as is Cilium's
     /// default.
@@ -62,7 +62,7 @@ pub enum Redirect {
     /// Like [`Self::Own`], with servers behind service addresses that the node translates. Two pods
     /// are routed, two are at ports of a bridge.
     Translated,
-    /// Like [`Self::Translated`]. The policy is about the pods behind the Services.
+    /// Like [`Self::Translated`]. The policy selects the pods behind the Services.
     Services,
 }
 
@@ -110,8 +110,8 @@ impl Setup {
         for netns in [&lab.node, &lab.world] {
             netns.sysctl(&[("net.ipv4.ip_local_port_range", "12000 65000")])?;
         }
-        // Kernel-chosen ports must not be those of the load's raw sockets, because a pod has one
-        // query per port.
+        // Kernel-chosen ports must differ from the ports of the load's raw sockets, because a pod
+        // has one query per port.
         let routed = [&lab.a, &lab.b].into_iter();
         for pod in routed.chain(&pods) {
             let range = ("net.ipv4.ip_local_port_range", "43000 65000");
@@ -169,7 +169,7 @@ impl Setup {
         Ok(agent)
     }
 
-    /// Starts a replica. It is ready and has the rules in force.
+    /// Starts a replica, and waits until it has the rules in force.
     pub(super) fn replica(&self, number: u32) -> Result<Program> {
         let replica = self.lab.start_sdp(&self.sdp_options(number))?;
         self.lab.connected(&replica_name(number))?;
@@ -259,7 +259,7 @@ impl Setup {
         })
     }
 
-    /// DNS to the servers under load.
+    /// Rules that allow DNS to the servers under load.
     pub(super) fn rules(&self, pattern: &str) -> String {
         dns_rules(self.redirect, pattern)
     }

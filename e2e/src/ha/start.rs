@@ -19,7 +19,7 @@ use crate::wait::eventually;
 
 /// Promised time to the first right answer.
 const PROMISED: Duration = Duration::from_millis(250);
-/// The same in tests, whose programs were built for debugging: shorter than the timeout of any step.
+/// Like [`PROMISED`], for debug builds in tests: shorter than the timeout of any step.
 const UNDER_TEST: Duration = Duration::from_secs(1);
 /// How long to wait for an answer before the next query is sent.
 const NEXT_QUERY: Duration = Duration::from_millis(12);
@@ -97,7 +97,7 @@ fn row(name: &str, times: &mut [Duration], within: Duration, wrong: u64) -> Row 
         right,
         wrong,
         lost: tally.lost,
-        // Other processes may use the machine, so the best of several times counts.
+        // Other processes may use the machine, so one start within the limit is enough.
         holds: right > 0 && wrong == 0,
         note,
         udp: tally,
@@ -117,7 +117,7 @@ fn move_server(setup: &Setup, pod: &Pod) -> Result<DnsServer> {
     rules: {dns: [{matchPattern: "*.good.test"}]}
 "#;
     lab.write_policy("server.yaml", &egress("server", "web", rules))?;
-    // Another pod with its labels keeps the identity alive after the old address.
+    // Another pod with the same labels keeps the identity alive when the old address is gone.
     let sibling = setup.clients().nth(2).context("a third pod")?;
     lab.add_endpoint(sibling, SERVER_LABELS)?;
     let before = lab.add_endpoint(pod, SERVER_LABELS)?;
@@ -173,7 +173,7 @@ fn first_answer(
     let query = query.clone().within(NEXT_QUERY);
     pod.netns.enter(|| -> Result<_> {
         let start = Instant::now();
-        // It keeps the lab's node as its namespace, which the command enters.
+        // The command itself enters the lab's node; only the query is sent from the pod.
         let proxy = Program::start("holdfast-sdp", command, &log)?;
         let mut wrong = 0;
         loop {

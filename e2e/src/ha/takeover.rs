@@ -1,4 +1,5 @@
-//! R1 on a full node: what is asked while no agent owns it opens soon, with a second agent that stands by and without.
+//! R1 on a full node: what is asked while no agent owns the node opens soon, with and without a
+//! standby agent.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
@@ -21,20 +22,20 @@ use crate::standby::{StoppedCore, expect_owner, standing_by};
 
 /// The first address of the node's further pods.
 const FIRST: u8 = 15;
-/// Names asked after each fault, one every so often.
+/// Number of names that are asked after each fault, one every [`EVERY`].
 const ASKED: u16 = 20;
 const EVERY: Duration = Duration::from_millis(20);
-/// Longest wait for what was asked.
+/// Longest wait until everything that was asked is open.
 const OPENS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(1);
-/// An address that nothing is about.
+/// An address that no policy and no name is about.
 const NOWHERE: Ipv4Addr = Ipv4Addr::new(192, 88, 99, 1);
 
 /// What ends the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Killed,
-    /// Its core is stopped: its watchdog ends it.
+    /// The owner's core is stopped, so its watchdog ends it.
     Hung,
 }
 
@@ -58,7 +59,7 @@ impl Limits {
     fn after(end: End) -> Self {
         let away = match end {
             End::Killed => Duration::ZERO,
-            // The watchdog's ten seconds, with its ticks.
+            // The watchdog waits ten seconds, plus its ticks.
             End::Hung => Duration::from_millis(11_700),
         };
         Self {
@@ -109,7 +110,7 @@ pub(super) fn taken(setup: &Setup, end: End, next: Next) -> Result<Vec<Row>> {
     drop(node);
     let mut row = Row::none_lost(String::new(), &report, note);
     row.promise = super::SOON_AGAIN;
-    // A restarted agent is beside the promise: its figures are for comparison.
+    // The promise does not cover a restarted agent: its figures are only for comparison.
     row.holds &= within || next == Next::Restart || !setup.size.judges_times;
     Ok(vec![row])
 }
@@ -183,7 +184,7 @@ impl<'a> FullNode<'a> {
         standing_by(&self.setup.lab, &name, &self.options())
     }
 
-    /// Has the pods look up names, so that they are known.
+    /// Makes the pods look up names, so that the agent knows the names.
     fn learn(&self) -> Result<()> {
         let lab = &self.setup.lab;
         let pods: Vec<&Pod> = self.setup.clients().collect();
@@ -253,7 +254,7 @@ impl<'a> FullNode<'a> {
 
 impl Drop for FullNode<'_> {
     fn drop(&mut self) {
-        // The standby first: it would take over.
+        // The standby ends first: otherwise it would take over.
         drop(self.standby.take());
         drop(self.owner.take());
         self.pods.clear();
@@ -297,7 +298,8 @@ fn new_policy(lab: &Lab, round: u32) -> Result<()> {
     opens(lab, IpcacheKey::v4(prefix.octets(), 32)).context("the policy")
 }
 
-/// Waits until an address has an identity of its own. A look-up gives the longest prefix.
+/// Waits until an address has an identity of its own. Without one, a look-up gives the identity of
+/// a shorter prefix.
 fn opens(lab: &Lab, key: IpcacheKey) -> Result<()> {
     let map = Globals::new(lab.bpf_root()).ipcache(Access::ReadOnly)?;
     let world = map.get(&IpcacheKey::v4(NOWHERE.octets(), 32))?;

@@ -34,7 +34,7 @@ pub(super) const REACHABLE: &str = "100.80.0.0/12";
 const DNS: u16 = 53;
 /// Address at which the agent serves Cilium's proxies.
 const FQDNDATA: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10095);
-/// Steps of a paced sender.
+/// Length of a step of a paced sender.
 const STEP: Duration = Duration::from_millis(1);
 /// Longest wait of an attacker's connection attempt or read.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
@@ -124,7 +124,7 @@ impl Attack {
         }
     }
 
-    /// Whether the attack is a UDP flood, for which B's time may grow more.
+    /// Whether the attack is a UDP flood. B's times may grow more under a UDP flood.
     pub fn is_udp_flood(self) -> bool {
         matches!(
             self,
@@ -234,7 +234,7 @@ pub(super) struct Strike {
 }
 
 impl Strike {
-    /// False after a stop, or when the longest time is over.
+    /// False after the test stopped the attack, or when the longest time of the attack is over.
     pub(super) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed) && Instant::now() < self.until
     }
@@ -424,7 +424,7 @@ fn hold(strike: &Strike, number: u32, server: IpAddr, behaviour: Behaviour) -> R
     Ok(())
 }
 
-/// Keeps `number` silent connections. A closed one is opened again.
+/// Keeps `number` silent connections. A closed connection is opened again.
 fn hold_idle(
     strike: &Strike,
     number: u32,
@@ -483,7 +483,7 @@ fn connect(server: IpAddr) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Queries every name with 1,000 addresses once over TCP. Returns how many were answered.
+/// Queries `number` names with 1,000 addresses each, once over TCP. Returns how many were answered.
 pub(super) fn ask_large_names(number: u32) -> u32 {
     let mut answered = 0;
     for name in 0..number {

@@ -1,4 +1,4 @@
-//! Names that pod B learns while the agent is down stay open, however many pod A learns.
+//! Names that pod B learns while the agent is down stay open, however many names pod A learns.
 
 use std::time::Duration;
 

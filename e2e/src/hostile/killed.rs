@@ -12,7 +12,7 @@ use crate::config;
 
 /// How long the node is without the proxy.
 const AWAY: Duration = Duration::from_millis(1500);
-/// Age limit of the queries that the killed proxy had queued or in flight, nanoseconds.
+/// Queries sent up to this time before a kill may be lost with the proxy, nanoseconds.
 const HAD: u64 = 500_000_000;
 /// The kernel closes the sockets of a killed proxy within this time, nanoseconds.
 const CLOSES: u64 = 500_000_000;
@@ -24,11 +24,11 @@ pub struct Killed {
     pub times: usize,
     /// DNS queries of pod B.
     pub b_sent: u64,
-    /// Its queries without an answer.
+    /// Queries of pod B without an answer.
     pub b_lost: u64,
     /// Lost queries that were not in flight at the killed proxy.
     pub b_lost_later: u64,
-    /// Its queries with a wrong answer.
+    /// Queries of pod B with a wrong answer.
     pub b_wrong: u64,
     /// Time from a kill until the last lost query was sent, milliseconds.
     pub last_lost_ms: u64,
@@ -37,7 +37,8 @@ pub struct Killed {
 }
 
 impl Killed {
-    /// Losses of pod B beyond the queries that the killed proxy had. `None` if there are none.
+    /// Losses of pod B, except queries that the killed proxy had in flight. `None` if there are
+    /// none.
     pub fn losses(&self) -> Option<String> {
         (self.b_lost_later > 0 || self.b_wrong > 0).then(|| {
             format!(

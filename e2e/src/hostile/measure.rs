@@ -24,7 +24,7 @@ const BEFORE: Duration = Duration::from_millis(500);
 const TAKES_HOLD: Duration = Duration::from_millis(500);
 /// Longest time until pod A can use its own share again after an attack.
 const QUIET_AGAIN: Duration = Duration::from_secs(60);
-/// Most failures of B whose text is recorded.
+/// Maximum number of B's failures whose text is recorded.
 const SAMPLES: usize = 8;
 
 /// Times of pod B on a quiet node, milliseconds.
@@ -34,8 +34,8 @@ pub struct Quiet {
 }
 
 impl Quiet {
-    /// Ratio of B's 99th percentile under attack to the one on a quiet node, which counts as one
-    /// millisecond at least.
+    /// Ratio of B's 99th percentile under attack to the same percentile on a quiet node. The latter
+    /// counts as at least one millisecond.
     pub fn factor(self, attacked_p99_ms: f64) -> f64 {
         attacked_p99_ms / self.p99_ms.max(1.0)
     }

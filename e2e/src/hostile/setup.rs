@@ -31,7 +31,8 @@ pub(super) const LOAD: Names = Names {
     all: 20_000,
     others_percent: 5,
 };
-/// Names from [`LOAD`]`.all` to here are queried once, to connect to them.
+/// Names with numbers from [`LOAD`]`.all` to this one are queried once, to connect to their
+/// addresses.
 const ALL_NAMES: u32 = 60_000;
 /// Number of addresses of the name `big`.
 const BIG: u32 = 4_000;
@@ -50,7 +51,7 @@ pub(super) const PUSH_PORT: u16 = 8081;
 /// TCP port of the proxy's metrics.
 pub(super) const SDP_METRICS: u16 = 9961;
 
-/// Everything runs: agent, one proxy, both pods under policy.
+/// A running agent, one running proxy, and two pods under policy.
 #[derive(Debug)]
 pub struct Setup {
     // Fields are dropped in this order: programs before the lab.
@@ -222,8 +223,8 @@ fn start_agent_with(lab: &Lab, builtin: bool) -> Result<Program> {
     }
     .flag("--enable-standalone-dns-proxy");
     if cfg!(debug_assertions) {
-        // A debug build serves about a fifth of the queries, so its quota is a fifth of the
-        // default.
+        // A debug build serves about a fifth of the queries of a release build, so its quota is a
+        // fifth of the default.
         options = options.flag("--endpoint-dns-quota=2000");
     }
     let mut command = lab.agent_command(&options)?;
@@ -264,7 +265,7 @@ fn attacker_rules() -> String {
         )
 }
 
-/// Every name has one address, `big` has [`BIG`].
+/// Every name has one address, except `big` with [`BIG`] and the `large` names with 1,000 each.
 fn attacker_zone() -> String {
     let mut records = format!(
         "$ORIGIN {ZONE}.\n$TTL 600\n@ IN SOA ns hostmaster 1 3600 600 86400 60\n@ IN NS ns\n\

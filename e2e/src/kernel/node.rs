@@ -23,7 +23,7 @@ use crate::{Netns, eventually};
 pub const NODE4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1));
 /// IPv6 address of the node towards the pod.
 pub const NODE6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 1));
-/// Datagrams or connections per check.
+/// Number of datagrams or connections in each check.
 pub const MANY: u16 = 100;
 /// Longest wait for something to arrive.
 pub const SOON: Duration = Duration::from_secs(5);

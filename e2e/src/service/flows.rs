@@ -1,5 +1,5 @@
 //! Flows that the node translates, and their removal from its connection tracking. Like kube-proxy,
-//! it removes UDP flows that lead to a backend which is gone.
+//! this module removes UDP flows to a backend that is gone.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -15,7 +15,7 @@ use crate::lab::Lab;
 const DELETE: u16 = 1 << 8 | 2;
 /// A request (1) that is acknowledged (4).
 const ACKNOWLEDGED: u16 = 1 | 4;
-/// An attribute that has attributes.
+/// Flag of an attribute that contains attributes.
 const NESTED: u16 = 1 << 15;
 /// `CTA_TUPLE_ORIG`, and its `CTA_TUPLE_IP` and `CTA_TUPLE_PROTO`.
 const ORIGINAL: u16 = 1 | NESTED;

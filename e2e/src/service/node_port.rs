@@ -42,7 +42,7 @@ pub struct NodePort {
     pub backend: SocketAddr,
 }
 
-/// Makes the node translate these ports, in place of those of an earlier call. Host ports are
+/// Makes the node translate these ports, in place of the ports of an earlier call. Host ports are
 /// always translated by iptables.
 pub fn open(lab: &Lab, mode: Mode, ports: &[NodePort]) -> Result<()> {
     close(lab)?;

@@ -15,7 +15,7 @@ use crate::{AgentOptions, eventually};
 
 /// Identities of CIDR label sets are numbered from here.
 const LOCAL: u32 = 1 << 24;
-/// Longest wait until an edited policy is being carried out.
+/// Longest wait until the agent begins to carry out an edited policy.
 const NOTICED: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(20);
 /// Age up to which a confirmation is recent.
@@ -26,7 +26,7 @@ const JUST: Duration = Duration::from_secs(5);
 pub(super) enum Fault {
     /// It confirmed a new name this many milliseconds ago.
     AfterAck(u64),
-    /// It is writing the blocks of a policy, and has written this one.
+    /// It is writing the blocks of a policy, and has written the block with this number.
     WithinPlan(u8),
     /// A selector was added or removed this many milliseconds ago, so that addresses get other
     /// identities.
@@ -38,7 +38,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Each kind in turn, the moment at random.
+    /// Chooses each kind in turn, with a random moment.
     pub(super) fn choose(round: u32, rng: &mut StdRng) -> Self {
         match round % 5 {
             0 => {
@@ -104,7 +104,7 @@ impl Storm<'_> {
         }
     }
 
-    /// Replaces all blocks, and kills the agent when one of the new ones is in the ipcache.
+    /// Replaces all blocks, and kills the agent when the new block `at` is in the ipcache.
     fn within_plan(&mut self, at: u8) -> Result<()> {
         self.odd = !self.odd;
         let odd = self.odd;
@@ -127,7 +127,7 @@ impl Storm<'_> {
         self.is_labelled(block(number, odd))
     }
 
-    /// Whether an address has an identity of its labels in the kernel's map.
+    /// Whether the kernel's map gives an address the node-local identity of a label set.
     pub(super) fn is_labelled(&self, address: IpAddr) -> Result<bool> {
         let length = if address.is_ipv4() { 32 } else { 128 };
         let key = shared_maps::user::ipcache_key(address, length);

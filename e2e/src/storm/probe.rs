@@ -1,4 +1,4 @@
-//! New connections without pause to an address that is open, or to one that is closed.
+//! Repeated new connections to one address, which is open or closed.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};

@@ -16,7 +16,7 @@ const HEADER: usize = 12;
 pub struct Names {
     /// Names that are queried repeatedly.
     pub hot: u32,
-    /// All names. Those beyond `hot` are queried rarely, so that addresses are learned.
+    /// All names. Names beyond `hot` are queried rarely, so that new addresses are learned.
     pub all: u32,
     /// Percentage of queries for any name instead of a hot one.
     pub others_percent: u32,
@@ -74,7 +74,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// A for even ids, AAAA for odd ones.
+    /// A query for A records if `id` is even, else for AAAA records.
     pub(crate) fn new(id: u16, name: u32) -> Self {
         Self {
             id,

@@ -18,7 +18,7 @@ use super::{Common, Counts, Pace, Spec};
 
 /// Pause of a lasting connection between an answer and the next query, milliseconds.
 const THINKS_MS: std::ops::Range<u64> = 20..150;
-/// Connections opened in one go after a pause.
+/// Maximum number of connections that are opened at once after a pause.
 const BURST: u64 = 16;
 const DNS: u16 = 53;
 /// Time after the end of a connection within which a reset shows that the peer had not read the

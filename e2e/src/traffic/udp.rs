@@ -19,14 +19,15 @@ use crate::netns::Netns;
 
 /// Lowest source port of a sender.
 const FIRST_PORT: u16 = 10_000;
-/// Source ports of one address. At the usual rates a port is used again after 20 s or more.
+/// Number of source ports of one address. At the usual rates a port is used again after 20 s or
+/// more.
 const PORTS: u16 = 32_000;
-/// Queries sent in one go after a pause.
+/// Maximum number of queries that are sent at once after a pause.
 const BURST: u64 = 64;
 /// A sender that did not run for a while sends the missed queries of a `CATCH_UP`-th of a second at
 /// most. A pod that sends seconds of queries at once would exceed its quota in the datapath.
 const CATCH_UP: u64 = 4;
-/// Bytes for the answers of some seconds.
+/// Size of the receive buffer in bytes: enough for the answers of some seconds.
 const RECEIVE_BUFFER: usize = 16 << 20;
 const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;

@@ -70,7 +70,7 @@ fn beyond(status: &Value, endpoint: u64) -> Result<u64> {
     beyond.context("beyond")
 }
 
-/// Fresh names as fast as one thread sends them, until `over` is set.
+/// Sends queries for fresh names as fast as one thread can, until `over` is set.
 fn flood(over: &AtomicBool) -> Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     let server = SocketAddr::new(DNS4, 53);
@@ -86,7 +86,7 @@ fn flood(over: &AtomicBool) -> Result<()> {
             .get_mut(digits..digits + text.len())
             .context("the name is in the query")?
             .copy_from_slice(text.as_bytes());
-        // A full queue of the interface drops some; the next query follows.
+        // A full queue of the interface drops some queries. The flood goes on.
         let _ = socket.send_to(&query, server);
     }
     Ok(())

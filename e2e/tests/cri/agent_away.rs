@@ -1,4 +1,4 @@
-//! While no agent answers, no pod starts, and pods that run stay under policy and can end. A node
+//! While no agent answers, no pod starts, and running pods stay under policy and can end. A node
 //! that was rebooted is closed until its agent is ready.
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,12 +11,11 @@ use holdfast_e2e::cri::{
 };
 use holdfast_e2e::{Lab, Program, eventually, until, with_lab};
 
-/// Until all pods run that start at the same time.
+/// Longest wait until all pods run that start at the same time.
 const AT_ONCE: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(30);
 
-/// Starts a pod while no agent runs, then the agent. Gives the pod, and how long after the agent was
-/// ready it started.
+/// Starts a pod while no agent runs, then starts the agent. Returns the pod and the agent.
 fn start_while_away(node: &CriNode<'_>, sent: &Sent, pod: &PodName) -> Result<(Sandbox, Program)> {
     let leases = node.leases()?;
     std::thread::scope(|scope| {
@@ -113,7 +112,7 @@ fn pods_start_and_are_judged_although_the_agent_is_killed_while_they_start() {
         let agent = node.start_agent(Base::Ptp.name())?;
         let (started, _agent) = std::thread::scope(|scope| {
             let starting = scope.spawn(|| node.run_at_once(&pods, AT_ONCE));
-            // Some pods wait for the agent, none or one is under policy.
+            // Some pods wait for the agent, and at most one is under policy.
             let wait = until("pods wait", SOON, || node.leases(), |now| now.len() >= 3);
             let agent = wait
                 .and_then(|_| agent.kill_9())
@@ -144,7 +143,7 @@ fn pods_start_and_are_judged_although_the_agent_is_killed_while_they_start() {
     });
 }
 
-/// Removes what a reboot removes of an agent: pins, and what is below `/run`.
+/// Removes what an agent loses in a reboot: pins, and everything below `/run`.
 fn forget(lab: &Lab) -> Result<()> {
     let empty = |dir: &Path| -> Result<()> {
         for entry in std::fs::read_dir(dir)? {
@@ -185,7 +184,7 @@ fn a_node_that_was_rebooted_is_closed_until_its_agent_is_ready() {
             "another one sent: {:?}",
             sent.senders()
         );
-        // The kubelet removes the sandbox of before.
+        // The kubelet removes the sandbox from before the reboot.
         node.stop(&old.id)?;
         let expected = keys(&[&new]);
         eventually("one endpoint", SOON, || {

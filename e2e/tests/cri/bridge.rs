@@ -1,5 +1,5 @@
 //! Pods of the reference plugin `bridge`, with the bridge as gateway, are under the same policy as
-//! routed ones: DNS names too.
+//! routed pods, DNS names included.
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::cri::{Base, CriNode, PodName, Sent, allowed_server, describe};
 use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
@@ -41,7 +41,7 @@ fn names_and_addresses_are_judged_for_pods_of_a_bridge() {
     });
 }
 
-/// Checks over UDP and TCP that an allowed name is answered and another one is refused.
+/// Checks over UDP and TCP that an allowed name is answered and another name is refused.
 fn is_judged(pod: &holdfast_e2e::Pod, server: std::net::IpAddr) -> Result<()> {
     for (name, allowed) in [("www.good.test", true), ("www.bad.test", false)] {
         for query in [Query::a(name, server), Query::a(name, server).tcp()] {

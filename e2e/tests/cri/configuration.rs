@@ -70,7 +70,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
 
         node.write_base(&with_tuning("routed", SUBNET).to_string())?;
         follows(&node, "a further plugin of the base", has_tuning)?;
-        // The base is cut off, then empty, then gone: pods go on to start, under policy.
+        // The base's file is cut off, then empty, then missing: pods still start, under policy.
         let whole = node.own();
         node.write_base(r#"{"cniVersion": "1.0.0", "name": "routed", "plugins": [{"ty"#)?;
         reports(lab, "10-base.conflist is not JSON")?;
@@ -84,7 +84,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         node.write_base(&with_tuning("routed", SUBNET).to_string())?;
         reports_none(lab)?;
 
-        // Another program changes ours.
+        // Another program changes the agent's configuration.
         let mut foreign = whole.context("ours")?;
         foreign["name"] = json!("foreign");
         node.write_own(&foreign.to_string())?;
@@ -94,7 +94,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         node.uses("routed", true)?;
         node.remove_own()?;
         follows(&node, "our file, deleted", |_| true)?;
-        // Another network: pods of before can end.
+        // The base is another network. Pods of the old network can still end.
         node.write_base(&with_tuning("other", "10.98.0.0/24").to_string())?;
         follows(&node, "another network", |own| own["name"] == "other")?;
         node.uses("other", true)?;
@@ -102,7 +102,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         node.stop(&first)?;
         node.stop(&while_torn)?;
 
-        // A single plugin in place of a list.
+        // The base is a single plugin in place of a list.
         let mut single = Base::Ptp.plugin("10.97.0.0/24");
         single["name"] = json!("single");
         single["cniVersion"] = json!("0.2.0");
@@ -114,7 +114,7 @@ fn the_agents_configuration_follows_the_base_and_survives_a_damaged_one() {
         node.write_base(&Base::Ptp.conflist().to_string())?;
         node.uses("routed", true)?;
 
-        // A configuration that runtimes prefer.
+        // A configuration that runtimes prefer, because its name sorts first.
         node.write(
             "00-first.conflist",
             &with_tuning("first", SUBNET).to_string(),
@@ -185,7 +185,7 @@ fn after_cleanup_pods_start_on_the_base_and_pods_of_before_can_end() {
         ensure!(node.own().is_none(), "our configuration is left");
         ensure!(node.has_plugin("holdfast-cni"), "the plugin is gone");
         node.uses("routed", false)?;
-        // Pods of before are open from now on, and end.
+        // After the cleanup, the older pods are open, and can end.
         sent.expect_open(p.address())?;
         node.stop(&q.id)?;
         let new = node.run(&PodName::new("new"))?;

@@ -1,4 +1,5 @@
-//! What a container of podman could do to be without its policy, and what a fault of the host could do to it.
+//! Ways in which a container of podman could escape its policy, by itself or through a fault of the
+//! host.
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::cri::{endpoints, only_allowed_server};
@@ -8,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use super::containers::{SOON, refused, status_has_no_problem, web_with_a_document};
 
-/// Number of the interface at which the endpoint of a container is.
+/// Index of the interface of a container's endpoint.
 fn interface_of(lab: &Lab, name: &str) -> Result<u64> {
     let endpoints = lab.agent_json(&["endpoint", "list"])?;
     let key = format!("dir/{name}.yaml");
@@ -35,7 +36,7 @@ fn a_container_whose_network_comes_after_the_hook_does_not_start() {
     });
 }
 
-/// A process on the host sends for it.
+/// A process on the host sends the container's packets.
 #[test]
 fn a_container_whose_packets_a_process_of_the_host_sends_does_not_start() {
     with_lab(|lab| {
@@ -111,7 +112,7 @@ fn containers_that_swap_their_names_stay_judged() {
             ensure!((web?, two?) == (before.1, before.0), "as before");
             Ok(())
         })?;
-        // Each of them sends, and the other one does not run meanwhile.
+        // Each container sends while the other one is stopped.
         for stopped in ["web", "two"] {
             podman.run(&["kill", "--signal", "STOP", stopped])?;
             sent.expect_judged(NODE4)?;
@@ -140,7 +141,7 @@ fn a_container_of_the_hosts_network_that_gets_the_name_of_one_with_a_document_ch
     });
 }
 
-/// The hook runs for them too. They have no names that a document could have.
+/// The hook also runs for these containers. They have no names that a document could have.
 #[test]
 fn containers_of_podman_build_start_beside_documents() {
     with_lab(|lab| {
@@ -159,7 +160,7 @@ fn containers_of_podman_build_start_beside_documents() {
             command.args(arguments).arg(&hooks).arg(&home);
             let output = command.output()?;
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            // The program is looked for after the hook.
+            // The runtime looks for the program only after the hook.
             ensure!(
                 said.contains("/absent") && said.contains("no such file"),
                 "{said}"

@@ -1,5 +1,5 @@
-//! Containers of podman are under policy from their first packet on, by the OCI hook, and do not start without it.
-//! Machines of systemd-nspawn are closed until they are under policy.
+//! The OCI hook puts containers of podman under policy from their first packet on. If the hook
+//! fails, they do not start. Machines of systemd-nspawn are closed until they are under policy.
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -8,9 +8,9 @@ use holdfast_e2e::cri::{Machine, Podman, Sent, endpoints, only_allowed_server};
 use holdfast_e2e::lab::NODE4;
 use holdfast_e2e::{AgentOptions, Lab, eventually, until, with_lab};
 
-/// Until the agent has taken in a change of containers or documents.
+/// Longest wait until the agent has taken in a change of containers or documents.
 pub(super) const SOON: Duration = Duration::from_secs(20);
-/// How often a container is started again.
+/// Number of times that a container is started again.
 const RESTARTS: u32 = 50;
 
 /// Waits until the agent's status lists no problem.
@@ -26,7 +26,7 @@ pub(super) fn status_has_no_problem(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Fails unless a command is refused with this text.
+/// Fails unless a command is refused with an error that contains all of `parts`.
 pub(super) fn refused(result: Result<String>, parts: &[&str]) -> Result<()> {
     let error = match result {
         Ok(_) => anyhow::bail!("it started"),
@@ -79,7 +79,8 @@ fn a_container_with_a_document_waits_for_the_agent_and_then_does_not_start() {
         podman.start("web", &[])?;
         sent.expect_judged(NODE4)?;
         agent.kill_9()?;
-        // What runs stays under policy, and another container is not held up.
+        // The running container stays under policy, and a container without a document still
+        // starts.
         sent.expect_judged(NODE4)?;
         refused(
             podman.run(&["restart", "--time", "0", "web"]),
@@ -123,7 +124,7 @@ fn a_container_whose_network_no_document_covers_does_not_start() {
             podman.start("web", &two)
         })?;
         sent.expect_judged(NODE4)?;
-        // One that joins its network is under its policy.
+        // A container that joins the network of `web` is under the policy of `web`.
         podman.start("side", &["--network", "container:web"])?;
         sent.expect_judged(NODE4)?;
         podman.run(&["rm", "--force", "--time", "0", "side"])?;
@@ -157,7 +158,7 @@ fn a_machine_of_nspawn_that_is_started_again_and_again_is_closed_until_it_is_jud
             running = web.start()?;
             sent.expect_judged(address)?;
         }
-        // Without the agent, nothing passes a new one.
+        // Without the agent, no packet of a new machine passes.
         agent.kill_9()?;
         sent.expect_judged(address)?;
         running.stop()?;
@@ -220,7 +221,7 @@ fn a_container_on_a_bridge_with_a_document_is_judged_from_its_first_packet_on() 
         )?;
         let _agent = podman.start_agent(AgentOptions::default())?;
         sent.expect_judged(NODE4)?;
-        // A document of its own counts before that of the bridge.
+        // The container's own document takes precedence over the document of the bridge.
         podman.describe("two.yaml", "two", "")?;
         eventually("it starts under its own document", SOON, || {
             podman.run(&["start", "two"])?;

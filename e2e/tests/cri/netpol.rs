@@ -10,7 +10,7 @@ use holdfast_e2e::cri::{
 use holdfast_e2e::netpol_run::NETPOL_METRICS;
 use holdfast_e2e::{Lab, Program, config, until, with_lab};
 
-/// Pods that start, one after another.
+/// Number of pods that start, one after another.
 const PODS: u8 = 200;
 const SOON: Duration = Duration::from_secs(30);
 
@@ -20,7 +20,8 @@ fn describe(lab: &Lab, pods: &[PodName]) -> Result<()> {
     describe_on_node(lab, &pods)
 }
 
-/// Starts a pod while `netpol run` has no plugin: the probe receives what policy would stop.
+/// Starts a pod while `netpol run` has no plugin: the probe receives datagrams that policy would
+/// stop.
 fn starts_open_without_the_plugin(node: &CriNode<'_>, lab: &Lab, sent: &Sent) -> Result<()> {
     let netpol = lab.start_netpol(&[])?;
     let open = node.run(&PodName::new("before"))?;
@@ -67,7 +68,7 @@ fn no_first_packet_of_a_pod_passes() {
     });
 }
 
-/// Starts a pod while no `netpol run` runs, then that.
+/// Starts a pod while no `netpol run` runs, then starts `netpol run`.
 fn start_while_away(node: &CriNode<'_>, sent: &Sent, pod: &PodName) -> Result<(Sandbox, Program)> {
     let leases = node.leases()?.len();
     std::thread::scope(|scope| {
@@ -125,7 +126,7 @@ fn a_restart_before_documents_have_an_address_opens_nothing_and_ended_pods_are_f
         netpol.kill_9()?;
         sent.expect_judged(first.address())?;
         let (second, _netpol) = start_while_away(&node, &sent, &q)?;
-        // The documents still have neither address.
+        // The documents do not have the pods' addresses yet.
         sent.expect_judged(first.address())?;
         sent.expect_judged(second.address())?;
         let both = [(p, Some(first.address())), (q, Some(second.address()))];
@@ -140,7 +141,7 @@ fn a_restart_before_documents_have_an_address_opens_nothing_and_ended_pods_are_f
             || connections_of(lab, first.address()),
             |count| *count == 0,
         )?;
-        // The document has its address until it changes.
+        // The document of the stopped pod has its address until the document changes.
         ensure!(addresses(lab)?.len() == 2, "{:?}", addresses(lab)?);
         let [_, second_only] = both;
         describe_on_node(lab, &[second_only])?;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use holdfast_e2e::cri::{Base, CriNode, PodName, Sent, describe, endpoints, only_allowed_server};
 use holdfast_e2e::{config, until, with_lab};
 
-/// Until all pods run that start at the same time.
+/// Longest wait until all pods run that start at the same time.
 const AT_ONCE: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(30);
 
@@ -14,7 +14,7 @@ fn names(count: u8) -> Vec<PodName> {
     (0..count).map(|n| PodName::new(&format!("p{n}"))).collect()
 }
 
-/// Prints the median and the slowest but one in a hundred.
+/// Prints the median and the 99th percentile.
 fn print_times(what: &str, mut times: Vec<Duration>) {
     times.sort_unstable();
     let at = |hundredths: usize| {

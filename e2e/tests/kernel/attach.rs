@@ -1,5 +1,5 @@
-//! Attaching an endpoint's programs that ends halfway: nothing is open for it, nothing is lost, and the
-//! next agent ends the work.
+//! An attachment of an endpoint's programs that ends halfway: nothing is open for the endpoint,
+//! nothing is lost, and the next agent completes the attachment.
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl Datapath for NoFiles {
     }
 }
 
-/// A pair of interfaces. Gives the number of the one that is the host side.
+/// Makes a pair of interfaces. Returns the index of the host side.
 fn pair() -> Result<u32> {
     let arguments = "link add hf0 type veth peer name hf1".split(' ');
     let status = Command::new("ip").args(arguments).status()?;
@@ -79,7 +79,8 @@ fn an_attach_that_ends_between_its_links_leaves_the_interface_closed_until_the_n
         assert_eq!(programs(ifindex, Direction::Egress)?, ["to_pod", "closed"]);
         assert!(!gate.is_under_policy(ifindex));
 
-        // The agent is killed there. Its successor finds the interface closed, and ends the work.
+        // The agent is killed at this point. Its successor finds the interface closed, and
+        // completes the work.
         fs::remove_file(&in_the_way)?;
         let mut next = KernelDatapath::prepare(&config(&root, true), Box::new(NoFiles))?;
         let mut gate = gate_of(&next);
@@ -156,7 +157,7 @@ fn settings_that_cannot_be_written_take_no_place_of_later_endpoints() {
             lost,
             |lost| *lost == 0,
         )?;
-        // What was in force is, and the next settings are taken.
+        // The failure has changed nothing, and the next settings are accepted.
         k.datapath().apply(&Step::Attach(attachment(ifindex)))?;
         assert!(programs.has_settings(ENDPOINT)?);
         until("nothing is lost", Duration::from_secs(5), lost, |lost| {

@@ -39,7 +39,7 @@ fn entry(k: &Kernel, protocol: u8, sport: u16, dport: u16) -> Result<CtValue> {
         .context("no connection entry")
 }
 
-/// Seconds left, with a tolerance for the second that may pass in between.
+/// Whether `expected` seconds are left, with a tolerance for the time that passes in between.
 fn lives(value: &CtValue, expected: u32) -> bool {
     let now = u32::try_from(monotonic_ns() / 1_000_000_000).expect("seconds since boot fit");
     let left = value.lifetime - now;

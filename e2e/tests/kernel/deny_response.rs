@@ -1,4 +1,4 @@
-//! Replies to packets that egress policy denies: their bytes, and the packets that get none.
+//! Replies to packets that egress policy denies: their bytes, and the packets that get no reply.
 use std::net::IpAddr;
 
 use agent_datapath::deny_response::{DenyResponses, DnsDenyResponse, PolicyDenyResponse};
@@ -153,7 +153,7 @@ impl Reply {
         })
     }
 
-    /// From the denied packet's destination back to the pod.
+    /// Fails unless the reply goes from the denied packet's destination back to the pod.
     fn expect_turned(&self, pod: IpAddr, dst: IpAddr, protocol: u8) {
         assert_eq!(self.macs, *[MAC, NODE_MAC].concat());
         assert_eq!((self.src, self.dst), (dst, pod));
@@ -169,7 +169,7 @@ impl Reply {
         assert_eq!(self.body.len(), 20);
     }
 
-    /// "Administratively prohibited", with the start of the denied frame.
+    /// Fails unless the reply is "administratively prohibited", with the start of the denied frame.
     fn expect_prohibited(&self, denied: &[u8]) {
         let (kind, quote) = if self.src.is_ipv4() {
             ([3, 13], 28)
@@ -278,7 +278,7 @@ fn errors_groups_and_other_drops_get_no_reply() {
             let group = Packet::new(pod, dst, udp(4000, 80)).frame_to([1, 0, 0x5e, 0, 0, 1]);
             silent(k, "multicast frame", &group, denied)?;
         }
-        // Later fragments of a datagram whose first one was denied.
+        // Later fragments of a datagram whose first fragment was denied.
         let first = Packet::new(POD4, PEER4, udp(4000, 80)).fragment(0, true, 8);
         replied(k, "first fragment", &first.frame())?;
         let later = Packet::new(POD4, PEER4, udp(4000, 80)).fragment(16, false, 8);
@@ -381,7 +381,7 @@ fn a_query_is_refused() {
             assert_eq!(reply.body[..2], [0, 53]);
             assert_eq!(reply.body[4..12], [0, 0, 0, 0, 0, 0, 0, 6]);
         }
-        // A datagram without a checksum stays one.
+        // The reply to a datagram without a checksum has no checksum, either.
         let mut without = datagram(POD4, PEER4, 53, &query(0x0100, [1, 0, 0, 0]));
         without[40..42].fill(0);
         let (_, reply) = k.send_denied(&without)?;

@@ -1,5 +1,5 @@
-//! A reply is one only while policy allows the direction that opened the connection, and only to the
-//! endpoint that had the connection.
+//! A packet counts as a reply only while policy allows the direction that opened the connection,
+//! and only for the endpoint that had the connection.
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
@@ -44,7 +44,7 @@ fn rewrite(k: &Kernel, change: impl Fn(&mut CtValue)) -> Result<usize> {
     Ok(changed)
 }
 
-/// A second passes: what was judged was judged before it.
+/// Makes the entries look as if they were last judged a second earlier.
 fn later(k: &Kernel) -> Result<()> {
     let changed = rewrite(k, |value| {
         value.last_tx_report = value.last_tx_report.saturating_sub(1);
@@ -72,7 +72,8 @@ fn alive(k: &Kernel) -> Result<usize> {
     Ok(count)
 }
 
-/// The transports of a flow from a client: what opens it, what goes on, what answers it.
+/// Flows from a client: protocol, port, the packets that open and continue the flow, and the packet
+/// that answers it.
 fn flows(v6: bool) -> [(u8, u16, Vec<Transport>, Transport); 3] {
     let request = if v6 { 128 } else { 8 };
     let icmp = if v6 { 58 } else { 1 };
@@ -141,7 +142,7 @@ fn replies_to_the_pod_end_with_the_policy_that_let_the_pod_open() {
     });
 }
 
-/// Policy allows every packet of the other side as the first of a connection of its own.
+/// Policy allows the other side to open connections of its own with any of its packets.
 #[test]
 fn a_flow_that_policy_closed_does_not_go_on_in_the_other_direction() {
     with_kernel(|k| {
@@ -278,7 +279,7 @@ fn a_pod_inherits_no_connection_of_an_earlier_pod_with_its_address() {
             let error = Packet::new(peer, pod, udp(5000, 90));
             let error = frame(pod, peer, unreachable(&error));
             assert!(!k.send(&error)?.pass, "an error about it");
-            // From the next packet on it is this pod's connection.
+            // From the next packet on, the connection is this pod's.
             k.receive(&request, From::Outside)?;
             assert_eq!(k.send(&reply)?.reason, Reason::Reply);
         }
@@ -316,7 +317,7 @@ fn errors_about_ended_connections_do_not_pass() {
 #[test]
 fn other_icmp_requests_are_judged_by_their_own_type() {
     with_kernel(|k| {
-        // Timestamp and its reply.
+        // ICMP timestamp request and timestamp reply.
         k.allow(PEER, INGRESS, 1, 13)?;
         k.receive(&frame(PEER4, POD4, icmp(false, 13, &[])), From::Outside)?;
         let reply = frame(POD4, PEER4, icmp(false, 14, &[]));

@@ -79,7 +79,7 @@ fn a_redirect_that_policy_no_longer_has_is_forgotten() {
         assert!(k.redirect(PEER4, 53, UDP)?.is_some());
         k.forget(PolicyKey::new(PEER, EGRESS, UDP, 53, 16))?;
         drops(k, "revoked", &query, Reason::PolicyDenied)?;
-        // The entry stays for answers of the proxy that are on their way.
+        // The redirect entry stays for answers of the proxy that are on their way.
         let note = k.redirect(PEER4, 53, UDP)?.expect("a redirect entry");
         assert_eq!(note.proxy_port.get(), 0);
         k.allow(PEER, EGRESS, UDP, 53)?;
@@ -311,8 +311,8 @@ fn malformed_packets_are_dropped() {
         passes(k, "whole", &good, Reason::Allowed)?;
         let good6 = frame(POD6, PEER6, tcp(4000, 80, ACK));
         passes(k, "whole, IPv6", &good6, Reason::Allowed)?;
-        // Every cut within the transport header. (The kernel gives no program
-        // a frame whose IP header is cut.)
+        // Frames cut at every place within the transport header. (The kernel gives no program a
+        // frame whose IP header is cut.)
         for (whole, start) in [(&good, 14 + 20), (&good6, 14 + 40)] {
             for length in start..start + 14 {
                 drops(k, "cut", &whole[..length], Reason::Malformed)?;

@@ -202,7 +202,7 @@ fn a_link_that_cannot_be_updated_is_reported_and_stays() {
         let links = k.globals().root().join(pin::LINKS);
         let path = links.join(format!("{ENDPOINT}/to_pod_{ifindex}"));
         fs::create_dir_all(path.parent().context("a directory")?)?;
-        // A link that lives, but of another kind.
+        // A live link of another kind is in the way.
         let alive = FdLink::from(PinnedLink::from_pin(links.join(LINK_NAME))?);
         let id = alive.info()?.id();
         alive.pin(&path)?;
@@ -214,7 +214,7 @@ fn a_link_that_cannot_be_updated_is_reported_and_stays() {
         assert!(error.contains(&path.display().to_string()), "{error}");
         let there = FdLink::from(PinnedLink::from_pin(&path)?);
         assert_eq!(there.info()?.id(), id, "it is where it was");
-        // What the pod sends is restricted all the same.
+        // Packets from the pod are still restricted.
         assert_eq!(attached("hf0")?.len(), 1);
         Ok(())
     });

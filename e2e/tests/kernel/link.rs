@@ -98,9 +98,9 @@ fn a_frame_of_a_pod_has_the_pods_own_mac() {
                 }
             }
         }
-        // What is no IP passes under no MAC.
+        // Frames that are not IP do not pass, whatever their MAC is.
         sent(k, "other", &ethernet(0x88b5, &[0; 46]), UnknownProtocol)?;
-        // The agent does not have the pod's MAC: any of one machine.
+        // The agent does not know the pod's MAC: any unicast MAC is accepted.
         let mut unknown = bridged();
         unknown.mac = [0; 6];
         k.reload(&unknown)?;
@@ -119,7 +119,8 @@ fn on_a_bridge_a_packet_for_one_machine_is_not_in_a_frame_for_all() {
         let from = if to.is_ipv4() { POD4 } else { POD6 };
         Packet::new(from, to, udp(4000, 80)).frame_to(mac)
     };
-    // Destination; the MACs of its frames; on a bridge, on a bridge without an IPv4 address.
+    // Destination; the MACs of its frames; verdict on a bridge, and on a bridge without an IPv4
+    // address.
     let rows = [
         (
             PEER4,
@@ -193,7 +194,7 @@ fn a_pod_receives_what_is_for_its_own_addresses_and_groups() {
             } else {
                 STRANGER6
             };
-            // To the pod's MAC, for it is the address in the packet that counts.
+            // The frame is for the pod's MAC, because only the address in the packet counts.
             let frame = Packet::new(from, ip(to), udp(4000, 80)).frame_to(MAC);
             received(k, to, &frame, expected)?;
             let reason = k.receive(&frame, From::Local(0))?.reason;

@@ -361,7 +361,7 @@ fn neighbour_messages_have_no_room_for_anything_else() {
             }
             let transport = message_with(SOLICITATION, POD6, &options);
             let inward = Packet::new(PEER6, POD6, transport).hop_limit(255).frame();
-            // The programs do not have the MACs of the other end.
+            // The programs do not know the MACs of the other end.
             let inwards = if expected == SpoofedSource {
                 LinkLocal
             } else {
@@ -475,7 +475,7 @@ fn mld_reports_pass_and_nothing_hides_in_them() {
             let reason = k.receive(&report, From::Outside)?.reason;
             assert_eq!(reason, forwarded, "report of a neighbour");
         }
-        // A pod is not a router, and an address of the network is not on the link.
+        // A pod is not a router, and its MLD messages need a link-local source.
         let query = packet(MLD_QUERY, LINK_LOCAL, ip("ff02::1"), nobody, 1).frame();
         expect_sent(k, "query", &query, SpoofedSource)?;
         let global = packet(MLD2_REPORT, POD6, routers, group, 1).frame();

@@ -1,5 +1,5 @@
-//! Tables of policies in the kernel: written by netlink they are those that nft(8) makes of their text,
-//! and edits by other programs are found and repaired.
+//! Tables of policies in the kernel. A table that is written by netlink equals the table that
+//! nft(8) makes from its text. Edits by other programs are found and repaired.
 
 mod random;
 
@@ -138,7 +138,7 @@ fn tables_of_both_families_change_together_or_not_at_all() {
         kernel.commit(&[first, Change::between(&none, &frames)])?;
         ensure!(kernel.difference(&policies)?.is_none());
         ensure!(kernel.difference(&frames)?.is_none());
-        // One that is not needed is found, and goes.
+        // A table that is not needed is found and removed.
         ensure!(kernel.difference(&none)? == Some(Difference::NotNeeded));
         kernel.commit(&[Change::between(&frames, &none)])?;
         ensure!(kernel.difference(&none)?.is_none());

@@ -234,7 +234,7 @@ fn a_bridge_that_is_new_is_closed_at_the_start_and_what_was_closed_stays_so() {
         netns.enter(|| first.set_interfaces(&names(&["hf0"])))??;
         drop(first);
         let _second = begin(&["br0", "br1"])??;
-        // Twice: a start that is cut off adds nothing at the next one.
+        // Started twice: what a start that was cut off has written is not added again.
         let _third = begin(&["br0", "br1"])??;
         let table = nft(netns, "list table bridge holdfast_v1_closed\n")?;
         for (name, rules) in [("\"br0\"", 6), ("\"br1\"", 6), ("\"hf0\"", 2)] {

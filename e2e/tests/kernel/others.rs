@@ -74,7 +74,8 @@ fn programs_after_ours_receive_packets_to_a_pod() {
             server.send_to(b"after", (pod, PORT))?;
             counted(node, Reason::Allowed, before + 1)?;
             node.leave_all()?;
-            // The packet that was sent after it arrives first.
+            // The dropped packet does not arrive late: the packet that was sent after it arrives
+            // first.
             server.send_to(b"last", (pod, PORT))?;
             let mut buffer = [0; 64];
             let length = client.recv(&mut buffer)?;
@@ -128,7 +129,7 @@ fn the_proxy_is_recognised_by_its_socket_although_others_rewrite_marks_of_packet
             counted(node, Reason::ForgedAnswer, before + 1)?;
             assert!(is_empty(&asker)?, "a forged answer");
 
-            // Calico's default: its bits contain the identity of our marks.
+            // Calico's default mask contains the bits of the identity in our marks.
             node.on_output("meta mark set meta mark & 0x0000ffff")?;
             tcp_exchange(node, &proxy, peer)?;
             let query = udp_at((peer, 0).into(), mark::from_proxy(client))?;

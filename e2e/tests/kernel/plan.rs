@@ -69,7 +69,7 @@ const FIRST: Fates = [
     [Dropped, Passed],
     [Passed, Dropped],
 ];
-/// `FIRST`, and host 0x10 has a name.
+/// [`FIRST`], after host 0x10 got a name.
 const FIRST_LEARNED: Fates = [
     [Proxied, Passed],
     [Passed, Passed],
@@ -89,8 +89,8 @@ const OTHER_LABELS: Fates = [
     [Dropped, Passed],
 ];
 
-/// Names of `good.test`, and port 8080 of the network. All ports of the DNS server, with its port
-/// 53 by the proxy. All ports of one host except 8080.
+/// A policy that allows names of `good.test`, port 8080 of the network, all ports of the DNS server
+/// (port 53 by the proxy), and all ports of one host except 8080.
 fn policy(host: u16, with_names: bool) -> String {
     let servers = DNS.map(|server| prefix(server.parse().expect("constant")));
     let [v4, v6] = web(host).map(prefix);
@@ -151,7 +151,7 @@ impl<'k> Plumbing<'k> {
         };
         let config = CoreConfig {
             max_deferred_deletes: 0,
-            // Changes of policy one thing at a time.
+            // Policy changes in the smallest parts.
             work_budget: 1,
             ..CoreConfig::default()
         };
@@ -165,7 +165,7 @@ impl<'k> Plumbing<'k> {
         })
     }
 
-    /// One event with all its parts. After each step, every fate is the one of `before` or of
+    /// Handles one event with all its parts. After each step, every fate is as in `before` or as in
     /// `after`.
     fn event(&mut self, event: Event, before: Fates, after: Fates) -> Result<()> {
         self.part(event, before, after)?;
@@ -271,7 +271,7 @@ impl<'k> Plumbing<'k> {
 
     /// One event that changes no rule. Between any two of its steps, the policy map has all entries
     /// of every identity in the ipcache. Returns how often the policy map had an identity that no
-    /// prefix had yet, and how often one that no prefix had any more.
+    /// prefix had yet, and how often it had an identity that no prefix had any more.
     fn ordered(&mut self, event: Event) -> Result<(usize, usize)> {
         let plan = self.core.plan(self.now, event);
         let mut way = vec![self.read_maps()?];
@@ -387,12 +387,12 @@ fn between_two_steps_nothing_opens_or_closes_too_early() {
 
         // A name gives an address of the allowed prefix an identity of its own.
         node.learn("www.good.test", 0x10, FIRST, FIRST_LEARNED)?;
-        // Another name gives one to an address that is denied in part.
+        // Another name gives an identity of its own to an address that is denied in part.
         node.learn("denied.good.test", 0x13, FIRST_LEARNED, FIRST_LEARNED)?;
-        // Names go, the deny moves to another host.
+        // The names are removed, and the deny moves to another host.
         node.policy(&policy(0x11, false), FIRST_LEARNED, SECOND)?;
         node.policy(&policy(0x13, true), SECOND, FIRST_LEARNED)?;
-        // Expired: the prefix's own identity is back.
+        // The names expire: the prefix's own identity is back.
         node.now = node.now.plus_secs(1000);
         node.event(Event::Tick, FIRST_LEARNED, FIRST)?;
         // Another identity, other rules, new programs.

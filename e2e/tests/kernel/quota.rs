@@ -25,7 +25,7 @@ use shared_maps::{EndpointId, IdentityId};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Packets to the proxy per second.
+/// Limit of packets to the proxy per second, for each endpoint.
 const DNS_QUOTA: u32 = 10_000;
 /// The neighbour of the endpoint under test.
 const OTHER: EndpointId = EndpointId(8);
@@ -33,7 +33,7 @@ const OTHER4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 1, 3));
 const OTHER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 1, 0, 0, 0, 0, 0, 3));
 /// More flows than a conntrack map of the tests can hold (8,192).
 const FLOOD: u16 = 20_000;
-/// Limit of unanswered connections: a 32nd of the map.
+/// Limit of unanswered connections of one endpoint: a 32nd of the map.
 const UNANSWERED: usize = 256;
 
 fn other() -> Attachment {
@@ -59,7 +59,7 @@ fn as_other(k: &mut Kernel) -> Result<()> {
     k.reload(&other())
 }
 
-/// The endpoint under test again.
+/// Loads the programs of the endpoint under test again.
 fn as_attacker(k: &mut Kernel) -> Result<()> {
     k.reload(&attachment(IFINDEX))
 }

@@ -28,7 +28,7 @@ fn frame(src: IpAddr, dst: IpAddr, transport: Transport) -> Vec<u8> {
     Packet::new(src, dst, transport).frame()
 }
 
-/// The pod sends, and the packet goes to the proxy.
+/// Fails unless the pod's packet goes to the proxy.
 fn asks(k: &mut Kernel, frame: &[u8]) -> Result<()> {
     let verdict = k.send(frame)?;
     ensure!(
@@ -45,7 +45,7 @@ fn expect(k: &mut Kernel, frame: &[u8], from: From, pass: bool, reason: Reason) 
     Ok(())
 }
 
-/// Sets whether policy allows the pod to query the peer directly.
+/// Makes policy allow the pod to query the peer directly.
 fn directly(k: &mut Kernel) -> Result<()> {
     for protocol in [TCP, UDP] {
         let key = PolicyKey::new(PEER, EGRESS, protocol, 53, 16);

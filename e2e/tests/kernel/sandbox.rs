@@ -26,7 +26,7 @@ const EPERM: &str = "1";
 const EACCES: &str = "13";
 const KEPT: &str = "CAP_DAC_READ_SEARCH CAP_NET_BIND_SERVICE CAP_NET_RAW";
 
-/// Directories and a map for one probe, removed with it.
+/// Directories and a map for one probe, removed when dropped.
 struct TestRoot {
     dir: tempfile::TempDir,
     bpf: PathBuf,
@@ -181,7 +181,7 @@ fn served_from_agent(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Every thread of the process: its user, its capabilities, its restrictions.
+/// Checks user, capabilities and restrictions of every thread of a process.
 fn restricted(pid: u32) -> Result<()> {
     let tasks = Path::new("/proc").join(pid.to_string()).join("task");
     let mut threads = 0;

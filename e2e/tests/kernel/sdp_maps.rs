@@ -1,4 +1,4 @@
-//! The proxy's lookups in real pinned maps, and its start from them and the endpoints' files
+//! The proxy's lookups in real pinned maps, and its start from these maps and the endpoints' files
 //! without any agent.
 
 use std::{
@@ -199,7 +199,7 @@ fn ask(netns: &Netns, socket: &Path, arguments: &[&str]) -> Result<Value> {
         .args(["-o", "json", "--admin-socket"])
         .arg(socket);
     let output = command.output()?;
-    // A query that is refused is an answer too.
+    // The program also prints an answer if the query is refused.
     let error = String::from_utf8_lossy(&output.stderr);
     serde_json::from_slice(&output.stdout).with_context(|| error.into_owned())
 }

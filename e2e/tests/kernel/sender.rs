@@ -88,7 +88,8 @@ fn an_address_of_the_node_is_the_node_only_in_packets_that_the_node_made() {
             k.allow(IdentityId::HOST.0, INGRESS, TCP, 80)?;
             assert_eq!(reason(k, &frame, From::Outside)?, Reason::PolicyDenied);
         }
-        // It is a packet from outside, of which more is not known.
+        // To policy, the packet comes from the world outside: nothing else is known about its
+        // sender.
         k.allow(IdentityId::WORLD_IPV4.0, INGRESS, TCP, 80)?;
         let [(pod4, node4, _), (pod6, node6, _)] = FAMILIES;
         let four = opening(node4, pod4);
@@ -128,7 +129,7 @@ fn a_packet_from_a_pod_s_interface_is_that_pod_s() {
                     let frame = opening(source, pod);
                     assert_eq!(reason(k, &frame, from)?, Reason::Allowed, "{source}");
                 }
-                // The peer is admitted nowhere: an address says nothing about another interface.
+                // The interface decides: the peer's address is admitted here, but not from outside.
                 let peer = if pod.is_ipv4() { PEER4 } else { PEER6 };
                 assert_eq!(reason(k, &opening(peer, pod), from)?, Reason::Allowed);
                 assert_eq!(
@@ -136,7 +137,7 @@ fn a_packet_from_a_pod_s_interface_is_that_pod_s() {
                     Reason::PolicyDenied
                 );
             }
-            // Its labels as they are now, not as they were when it was attached.
+            // The neighbour's present labels count, not its labels at the time of its attachment.
             for (pod, node, neighbour) in FAMILIES {
                 k.identity(neighbour, 1002)?;
                 let frame = opening(node, pod);
@@ -175,7 +176,7 @@ fn no_policy_parts_a_pod_from_itself() {
         with_node(k)?;
         for (pod, node, _) in FAMILIES {
             let frame = opening(node, pod);
-            // Its own interface, on which the test runs the program.
+            // The pod's own interface, on which the test runs the program.
             let own = From::Interface(LOOPBACK);
             assert_eq!(reason(k, &frame, own)?, Reason::Allowed);
             let answer = Packet::new(pod, node, tcp(80, 4000, SYN | ACK)).frame();

@@ -1,5 +1,5 @@
 //! All endpoints share the programs: each packet is judged with the settings and the policy of the
-//! endpoint behind its interface, and without any it is dropped.
+//! endpoint behind its interface. A packet without such an endpoint is dropped.
 use std::process::Command;
 
 use agent_core::datapath::{
@@ -15,7 +15,7 @@ use shared_maps::EndpointId;
 use shared_maps::event::Reason;
 use shared_maps::policy::{EGRESS, PolicyKey, PolicyValue};
 
-/// Interface numbers that one interface has after another: one of each table.
+/// Numbers that one interface has one after another, one for each table of slots.
 const REUSED: [u32; 2] = [4711, 1_000_004_711];
 
 fn ip(arguments: &str) -> Result<()> {
@@ -85,7 +85,8 @@ fn each_of_many_endpoints_has_its_own_policy_and_a_new_one_none_of_its_predecess
                     assert_eq!(k.send(&frame(other))?.reason, Reason::PolicyDenied);
                 }
             }
-            // They were replaced by others on the interface, and still have their policies.
+            // These endpoints were replaced by others on the interface, and still have their
+            // policies.
             for endpoint in 100..140 {
                 k.reload(&of(endpoint, 1))?;
                 let own = 1000 + endpoint + 100 * round;
@@ -139,7 +140,7 @@ fn reuse(k: &mut Kernel, number: u32) -> Result<()> {
     k.datapath().apply(&Step::Attach(before.clone()))?;
     assert_eq!(faults(k, &before)?, []);
 
-    // While the interface is there, it is of one endpoint.
+    // An existing interface belongs to one endpoint only.
     let error = k.datapath().apply(&Step::Attach(after.clone()));
     let error = error.expect_err("two endpoints").to_string();
     assert!(error.contains("endpoint 20 is behind it"), "{error}");
@@ -149,7 +150,7 @@ fn reuse(k: &mut Kernel, number: u32) -> Result<()> {
     ip(&add)?;
     k.datapath().apply(&Step::Attach(after.clone()))?;
     assert_eq!(faults(k, &after)?, []);
-    // What the agent still does about the former endpoint leaves the new one alone.
+    // Late steps of the agent for the former endpoint do not affect the new endpoint.
     let error = k.datapath().apply(&Step::Attach(before.clone()));
     let error = error.expect_err("it is gone").to_string();
     assert!(error.contains("endpoint 21 is behind it"), "{error}");
@@ -170,7 +171,7 @@ fn an_endpoint_that_moves_leaves_nothing_at_its_former_interface() {
         k.datapath().apply(&Step::Attach(at("hf2")?))?;
         assert_eq!(faults(k, &at("hf2")?)?, []);
         assert!(!faults(k, &at("hf0")?)?.is_empty());
-        // Another endpoint may have the first interface now.
+        // Another endpoint may take the first interface.
         let successor = of(21, if_nametoindex("hf0")?);
         k.datapath()
             .apply(&Step::CreatePolicyMap(successor.endpoint))?;

@@ -1,7 +1,7 @@
 //! The proxy socket that gets a redirected packet, with real sockets and real lookups.
 //!
 //! Sockets of all proxies share one reuse-port group, as in production. If the kernel's hash
-//! selected the socket, each test would see packets elsewhere.
+//! selected the socket, each test would see packets at other proxies.
 use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -190,7 +190,7 @@ fn tproxy_is_steered_as_well() {
     });
 }
 
-/// A process of the node would otherwise fill the queues of pods.
+/// If it reached a proxy, a process of the node could fill the queues of pods.
 #[test]
 fn a_process_of_the_node_reaches_no_proxy_and_other_ports_of_loopback() {
     with_node(|node| {
@@ -217,7 +217,7 @@ fn a_process_of_the_node_reaches_no_proxy_and_other_ports_of_loopback() {
                     matches!(connected, Err(ErrorKind::ConnectionRefused)),
                     "{connected:?}"
                 );
-                // Another service of the node.
+                // Other services of the node stay reachable.
                 let other = TcpListener::bind((ip, 0))?;
                 TcpStream::connect(other.local_addr()?)?;
                 let other = UdpSocket::bind((ip, 0))?;
@@ -232,7 +232,7 @@ fn a_process_of_the_node_reaches_no_proxy_and_other_ports_of_loopback() {
             Ok(())
         };
         check(node)?;
-        // A proxy that hangs is no reason to queue them.
+        // Packets of the node are not queued for a proxy that hangs, either.
         node.set(3, KIND_SDP, monotonic_ns() - 2_000_000_000)?;
         check(node)?;
         node.set(3, KIND_SDP, FOREVER)?;
@@ -280,7 +280,7 @@ fn a_socket_without_a_slot_gets_no_query_also_where_there_is_no_proxy() {
     });
 }
 
-/// Loading makes new maps where pins are gone. The proxies are in the slots of the earlier ones.
+/// Loading makes new maps where pins are gone. The proxies are in the slots of the earlier maps.
 #[test]
 fn a_program_that_was_loaded_with_new_maps_does_not_replace_the_one_that_steers() {
     with_node(|node| {
@@ -303,12 +303,12 @@ fn a_program_that_was_loaded_with_new_maps_does_not_replace_the_one_that_steers(
     });
 }
 
-/// Connections whose half-open state the node does not keep (as under a flood of SYNs). Their last
-/// packet needs another listener lookup.
+/// Connections whose half-open state the node does not keep (as under a flood of SYNs). The last
+/// packet of the handshake needs another listener lookup.
 #[test]
 fn connections_made_with_syn_cookies_are_steered() {
     with_node(|node| {
-        // Each namespace has its own value, for both families; 2: always.
+        // Each namespace has its own value, for both families. 2 means always.
         std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2")?;
         let (a, b) = (node.proxy(1, KIND_SDP)?, node.proxy(5, KIND_SDP)?);
         let check = |node: &mut Node<'_>| -> Result<()> {

@@ -2,8 +2,8 @@
 //! while its pods look up names and connect. When it is back, the agent is up to date within
 //! its retry time, and asks for each kind once.
 //!
-//! The hours pass in the agent alone: libfaketime runs its clocks faster, and shortens its waits. The
-//! kernel's clock is not changed, so that the test proves nothing about connections' lifetimes.
+//! The hours pass in the agent alone: libfaketime runs its clocks faster, and shortens its waits.
+//! The kernel's clock is not changed, so the test proves nothing about connections' lifetimes.
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,10 +26,10 @@ const SOON: Duration = Duration::from_secs(20);
 const NAMED: u8 = 10;
 /// Server that policy allows by its labels.
 const DB: u8 = 11;
-/// Servers that it does not allow.
+/// Servers that policy does not allow.
 const DENIED: [u8; 2] = [12, 13];
-/// Most requests after the server's return: one for each kind, some for the object about the node, and
-/// those that are refused until the agent has read the token's file again.
+/// Maximum number of requests after the server's return: one for each kind, some for the object
+/// about the node, and requests that are refused until the agent has read the token's file again.
 const REQUESTS: usize = 60;
 
 /// Web may look up and reach names of good.test, and databases.
@@ -78,7 +78,7 @@ fn cluster(lab: &Lab) -> Result<ApiServer> {
     Ok(api)
 }
 
-/// An agent with its proxy, whose clocks run faster.
+/// Starts an agent with its proxy. The agent's clocks run faster.
 fn start(lab: &Lab, api: &ApiServer) -> Result<Program> {
     ensure!(
         Path::new(LIBRARY).exists(),
@@ -119,7 +119,7 @@ fn maps(lab: &Lab) -> Result<Vec<Value>> {
     dumps.iter().map(|dump| lab.bpf_json(dump)).collect()
 }
 
-/// The answer to a query. One that gets none is repeated: the proxy gives a server 10 s of its own
+/// The answer to a query. A query without an answer is repeated: the proxy gives a server 10 s of its own
 /// clock, which a busy machine may exceed.
 fn answer(lab: &Lab, name: &str) -> Result<Reply> {
     eventually("the query is answered", SOON, || {
@@ -127,7 +127,7 @@ fn answer(lab: &Lab, name: &str) -> Result<Reply> {
     })
 }
 
-/// What the pod may do and may not.
+/// Checks what the pod may do and may not do.
 fn judged(lab: &Lab) -> Result<()> {
     answer(lab, "www.good.test")?.expect(web4(NAMED))?;
     answer(lab, "www.bad.test")?.expect_refused()?;
@@ -181,7 +181,7 @@ fn an_api_server_that_is_away_for_three_hours_changes_nothing() {
         ensure!(status["ready"] == true, "{status}");
         stays.expect_alive()?;
 
-        // It is back, with another token in the agent's file, and with changes.
+        // The server is back, with another token in the agent's file, and with changes.
         api.expire_token();
         api.rotate_token(2)?;
         api.delete("pods", "default", "db")?;

@@ -152,7 +152,8 @@ fn observed_3_streaming_lists_end_with_a_bookmark_or_fail_with_an_old_etcd() -> 
         let message = line["object"]["message"].as_str().unwrap_or_default();
         let wanted = "required storage feature RequestWatchProgress is disabled";
         ensure!(message.contains(wanted), "{line}");
-        // The server makes a streaming list of every watch with bookmarks that begins with the state.
+        // The server makes a streaming list of every watch that has bookmarks and begins with the
+        // state.
         server.put(web("web-1"))?;
         let state = format!("{PODS}?watch=1&resourceVersion=0");
         let bookmarks = format!("{state}&allowWatchBookmarks=true");
@@ -289,7 +290,7 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
         ensure!(refused.body["reason"] == "Forbidden", "{refused:?}");
         let wanted = "nodes is forbidden: User \"system:serviceaccount:kube-system:holdfast-agent\" cannot list resource \"nodes\" in API group \"\" at the cluster scope";
         ensure!(refused.body["message"] == wanted, "{refused:?}");
-        // Allowed by resourceNames, and not there.
+        // Allowed by resourceNames, but the object does not exist.
         let named = "/apis/apps/v1/namespaces/kube-system/daemonsets/holdfast-agent";
         ensure!(agent.get(named).await?.code == 404);
         // Allowed in one namespace.
@@ -328,14 +329,14 @@ fn only_requests_that_a_role_allows_are_answered() -> Result<()> {
             let answer = agent.put(&path, &replaced).await?;
             ensure!(answer.code == code, "put {name}: {answer:?}");
         }
-        // A kind without its CRD, for one who may.
+        // A kind without its CRD, requested by an account that may list it.
         server.uninstall("ciliumnodes")?;
         let gone = agent.get("/apis/cilium.io/v2/ciliumnodes").await?;
         ensure!(
             gone.code == 404 && gone.text == "404 page not found\n",
             "{gone:?}"
         );
-        // No token, or an old one.
+        // No token, or an old token.
         server.expire_token();
         let late = agent.get(PODS).await?;
         ensure!(
@@ -381,7 +382,7 @@ fn lists_come_in_pages_and_a_watch_follows_them_without_a_gap() -> Result<()> {
                 Some(token) => path = format!("{PODS}?limit=3&continue={token}"),
                 None => break,
             }
-            // Between two pages: one that was listed goes, one comes.
+            // Between two pages, a listed object is deleted and another one is created.
             if sizes.len() == 1 {
                 server.delete("pods", "shop", "web-0")?;
                 server.put(web("web-9"))?;
@@ -404,7 +405,7 @@ fn lists_come_in_pages_and_a_watch_follows_them_without_a_gap() -> Result<()> {
             metadata["kind"] == "PartialObjectMetadataList",
             "{metadata}"
         );
-        // A page whose history is forgotten.
+        // The next page, after the server has forgotten the history.
         let token = agent.get(&format!("{PODS}?limit=1")).await?.body;
         let token = token["metadata"]["continue"]
             .as_str()

@@ -216,7 +216,7 @@ fn a_corrupt_endpoint_file_affects_only_its_endpoint() {
             "answered without rules"
         );
 
-        // The agent writes it again from policy.
+        // The agent writes the file again from policy.
         let _agent = lab.start_agent(&AgentOptions::default())?;
         says_damaged(lab, &file)?;
         lab.proxies_in_step()?;
@@ -271,7 +271,8 @@ fn a_corrupt_checkpoint_loses_only_identity_numbers() {
     });
 }
 
-/// The agent counts one damaged file, and `status` has its path and the path to which it was moved.
+/// Checks that the agent counts one damaged file, and that `status` has its path and the path to
+/// which it was moved.
 fn says_damaged(lab: &Lab, file: &Path) -> Result<()> {
     let counted = lab.metric(9962, "holdfast_restore_damaged_files", "")?;
     ensure!(counted == 1.0, "the agent counts {counted} damaged files");

@@ -1,5 +1,5 @@
 //! Pods on a Linux bridge (podman, docker, LXC, flannel, k3s) are under the same policy as routed
-//! ones. Their queries are judged and answered, wherever the server is.
+//! pods. Their queries are judged and answered, wherever the server is.
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use holdfast_e2e::policy::{WEB, dns_to, egress, good_names, names};
 use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_lab};
 use shared_maps::event::Reason;
 
-/// Servers on the bridge that are not endpoints, and pods that are.
+/// Peer field for servers on the bridge that are not endpoints.
 const ON_BRIDGE: &str = "toCIDR: [10.88.0.53/32, \"fd88::35/128\"]";
 const DNS_PODS: &str = "toEndpoints: [{matchLabels: {app: dns}}]";
 const SOON: Duration = Duration::from_secs(10);
@@ -71,7 +71,7 @@ fn zone(lab: &Lab) {
     lab.zone.set("www.bad.test", &[web4(11), web6(11)], 60);
 }
 
-/// DNS rules for servers that this selects.
+/// DNS rules for the servers that the peer field `servers` selects.
 fn rules_for(servers: &str) -> String {
     let rules = dns_to("*.good.test", &[]).replace("toCIDR: []", servers);
     egress("good-names", "web", &(rules + &names("*.good.test")))
@@ -128,15 +128,15 @@ fn a_server_on_the_pods_own_bridge_sees_no_query_of_the_pod_itself() {
             Ok(())
         };
         judged(&pod).context("endpoint server")?;
-        // As large as many packets, so that fragments follow the first.
+        // A query of several packets, so that fragments follow the first.
         for server in at_server {
             pod.ask(&Query::a("www.good.test", server).sized(4000))?
                 .expect(web4(10))?;
         }
         call_netfilter(lab, "0")?;
         judged(&pod).context("netfilter does not see the bridge")?;
-        // The bridge uses the lowest address of its ports. It has another one now, which changes
-        // nothing for the pod.
+        // The bridge uses the lowest MAC of its ports. A port with a lower MAC changes nothing for
+        // the pod's queries.
         let _lower = bridge.add_port("low", 13, Some("02:00:00:00:00:01"))?;
         let link = lab.node.run("ip", &["link", "show", "cni0"])?;
         ensure!(link.contains("02:00:00:00:00:01"), "{link}");

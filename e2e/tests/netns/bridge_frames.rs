@@ -22,7 +22,7 @@ fn frame(to: [u8; 6], from: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
     [&to[..], &from, &kind.to_be_bytes(), payload].concat()
 }
 
-/// A request for the node's address.
+/// An ARP request of a pod for `target`.
 fn request(mac: [u8; 6], pod: &Pod, target: [u8; 4]) -> Vec<u8> {
     let own = pod.v4.octets();
     [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac, &own, &[0; 6], &target].concat()
@@ -76,7 +76,7 @@ fn frames_under_a_neighbours_mac_take_none_of_its_answers() {
     });
 }
 
-/// IPv6 reports of groups with `bytes` of data.
+/// A frame with MLD reports of groups, about `bytes` long.
 fn report(mac: [u8; 6], bytes: usize) -> Vec<u8> {
     let records = bytes / 20;
     let mut rest = vec![0, 0, 0, u8::try_from(records).expect("few")];
@@ -141,7 +141,7 @@ fn two_pods_exchange_nothing_in_frames_that_policy_does_not_read() {
             };
             let mut packet = Packet::new(from, to, udp(4000, 9)).ip();
             packet.extend(SECRET);
-            // The payload belongs to the packet.
+            // The length in the IP header includes the payload.
             let length = u16::try_from(packet.len()).expect("short");
             if v6 {
                 packet[4..6].copy_from_slice(&(length - 40).to_be_bytes());
@@ -184,7 +184,7 @@ fn two_pods_exchange_nothing_in_frames_that_policy_does_not_read() {
             }
         }
         ensure!(passed.is_empty(), "the other pod read: {passed:?}");
-        // The frames arrive at all: a plain request does.
+        // Frames do arrive: a plain request gets through.
         raw.send(&frame(ALL, own, 0x0806, &arp))?;
         let mut arrived = false;
         let end = Instant::now() + SOON;
@@ -260,7 +260,7 @@ fn a_routed_pod_that_changes_its_mac_is_followed_and_a_bridged_one_is_not() {
             .netns
             .batch("link set eth0 address 02:00:00:00:77:01")?;
         eventually("the routed pod works", SOON, || lab.a.expect_open(open))?;
-        // A neighbour's MAC is not taken, not even by the next agent.
+        // The agent does not accept a neighbour's MAC, nor does the next agent.
         let own = RawFrames::open(&bridged.netns)?.mac();
         let its = RawFrames::open(&neighbour.netns)?.mac();
         let set = |mac: [u8; 6]| {

@@ -1,5 +1,6 @@
-//! A container on a bridge that gets another address is named in `status`, `observe` shows what it sends,
-//! and its endpoint gets the address when its document is written again, or when it is added again.
+//! A container on a bridge gets another address: `status` names the container, and `observe` shows
+//! what it sends. Its endpoint gets the address when its document is written again, or when the
+//! endpoint is added again.
 use std::fs::{File, FileTimes};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ const SOON: Duration = Duration::from_secs(20);
 const OPEN: u8 = 10;
 const DENIED: u8 = 12;
 
-/// Gives a pod on the bridge an address in the place of the one that it has.
+/// Replaces the address of a pod on the bridge.
 fn readdress(pod: &mut Pod, to: &str) -> Result<()> {
     let from = pod.v4;
     pod.netns.batch(&format!(
@@ -40,7 +41,7 @@ fn is_named(lab: &Lab, parts: &[&str]) -> Result<()> {
     })
 }
 
-/// The address counts, and nothing is said of it any more.
+/// Policy applies to the address, and `status` no longer names it.
 fn counts(lab: &Lab, pod: &Pod) -> Result<()> {
     lab.endpoint_id(pod)?;
     // An ARP request that was dropped before is repeated after a second.
@@ -79,7 +80,8 @@ fn a_bridged_container_with_another_address_is_named_and_its_document_takes_the_
             ensure!(!shown.contains("[::]:0"), "{shown}");
             Ok(())
         })?;
-        // A change of its labels, or of another document in the file, is about something else.
+        // A change of the labels, or of another document in the file, does not make the agent
+        // accept the address.
         let other = lab.b.netns.name();
         let more = format!("{text}---\nnetns: {other}\nlabels: ['k8s:app=other']\n");
         std::fs::write(&document, more)?;

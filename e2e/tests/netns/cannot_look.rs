@@ -1,5 +1,5 @@
-//! A policy or endpoint document that cannot be read, and a directory of them that is not there any
-//! more, open no pod: what was read last stays in force, and `status` names what to repair.
+//! A policy or endpoint document that cannot be read, or a missing directory of documents, opens no
+//! pod: what was read last stays in force, and `status` names what to repair.
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -22,7 +22,7 @@ const DENIED: u8 = 12;
 /// What can stand in a file's place.
 #[derive(Clone, Copy, Debug)]
 enum Other {
-    /// As a runtime makes for a bind mount of a missing file.
+    /// What a runtime makes for a bind mount of a missing file.
     Directory,
     Pipe,
     Socket,
@@ -89,7 +89,7 @@ fn expect_closed(lab: &Lab) -> Result<()> {
     lab.a.expect_closed(at(web4(DENIED), 80))
 }
 
-/// `status`, or a list of refused policies that it refers to, has these words.
+/// Waits until `status`, or a list of refused policies that it refers to, has these words.
 fn named(lab: &Lab, words: &[&str]) -> Result<()> {
     eventually("it is named", SOON, || {
         let status = lab.agent_json(&["status"])?;
@@ -102,7 +102,7 @@ fn named(lab: &Lab, words: &[&str]) -> Result<()> {
     })
 }
 
-/// Neither names a document or a directory of documents.
+/// Waits until neither `status` nor that list names a document or a directory of documents.
 fn unnamed(lab: &Lab) -> Result<()> {
     eventually("no problem is left", SOON, || {
         let status = lab.agent_json(&["status"])?;
@@ -140,7 +140,7 @@ fn a_document_that_is_another_kind_of_file_keeps_its_last_version() {
             while_it_is_so(&policy, "web.yaml")?;
             other.replace(&pods)?;
             while_it_is_so(&pods, "pods.yaml")?;
-            // A restart reads them for the first time.
+            // After a restart, the agent reads the documents for the first time.
             agent.kill_9()?;
             agent = lab.start_agent(&AgentOptions::default())?;
             while_it_is_so(&policy, "web.yaml")?;
@@ -158,13 +158,13 @@ fn a_document_that_is_another_kind_of_file_keeps_its_last_version() {
             sent > 0 && echoed == 0,
             "{echoed} of {sent} datagrams passed"
         );
-        // A document that is deleted goes.
+        // A document that is deleted has no effect any more.
         remove(&policy)?;
         opens(lab)
     });
 }
 
-/// A file system on a directory; it goes with the test.
+/// A file system on a directory, unmounted when dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -207,7 +207,7 @@ fn a_directory_that_is_unmounted_or_replaced_keeps_what_it_had() {
         let both: Vec<&str> = both.iter().map(String::as_str).collect();
         named(lab, &both)?;
         expect_closed(lab)?;
-        // Before the file systems are mounted after a start.
+        // The agent starts before the file systems are mounted again.
         for _ in 0..2 {
             agent.kill_9()?;
             agent = lab.start_agent(&AgentOptions::default())?;
@@ -215,7 +215,7 @@ fn a_directory_that_is_unmounted_or_replaced_keeps_what_it_had() {
             expect_closed(lab)?;
         }
 
-        // A file in the place of the directory, and then nothing. (An agent does not start so.)
+        // A file replaces the directory, and then nothing is there. (An agent would not start with either.)
         for dir in [&policies, &endpoints] {
             fs::remove_dir(dir)?;
             fs::write(dir, "")?;
@@ -228,7 +228,7 @@ fn a_directory_that_is_unmounted_or_replaced_keeps_what_it_had() {
         named(lab, &both)?;
         expect_closed(lab)?;
 
-        // The directories are there again, and their documents are.
+        // The directories are back, and then their documents.
         for dir in [&policies, &endpoints] {
             fs::create_dir(dir)?;
         }

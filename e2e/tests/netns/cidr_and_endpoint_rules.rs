@@ -46,7 +46,7 @@ fn overlapping_rules_add_up() {
             lab.a.ask(&query.tcp())?.expect_refused()?;
         }
 
-        // By prefix alone.
+        // Allowed by a prefix alone.
         lab.a.expect_open(at(web4(10), 8080))?;
         lab.a.expect_closed(at(web4(10), 80))?;
         lab.a.expect_open(at(other4(10), 80))?;
@@ -121,7 +121,7 @@ fn prefixes_of_ipv6_and_port_ranges() {
         lab.a.expect_closed(at(web6(10), 80))?;
         lab.a.expect_closed(at(web6(11), 8080))?;
         lab.a.expect_closed(at(web6(15), 8080))?;
-        // Denied by a range; the allowed datagrams stay.
+        // A range of ports is denied; the allowed datagrams still pass.
         lab.a.expect_closed(at(web6(17), 8080))?;
         lab.a.datagram(at(web6(17), UDP_PORT), SOON)?;
 

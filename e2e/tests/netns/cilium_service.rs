@@ -1,4 +1,4 @@
-//! The messages between the proxy and a Cilium agent, checked by a stand-in with the real one's
+//! The messages between the proxy and a Cilium agent, checked by a stand-in with the real agent's
 //! requirements.
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -247,7 +247,7 @@ fn the_agent_may_listen_on_ipv6_alone() {
     });
 }
 
-/// The other tests depend on this: the stand-in detects such a client.
+/// The other tests depend on the stand-in: it must detect a client that pings.
 #[test]
 fn the_stand_in_disconnects_a_client_that_pings() {
     with_lab(|lab| {
@@ -295,7 +295,7 @@ fn no_client_is_disconnected_in_ten_minutes() {
                     world.rules.insert(CLIENT, vec![rule]);
                 });
             }
-            // Silences shorter and longer than those after which the agent pings.
+            // Silences shorter and longer than the silence after which the agent pings.
             let pings = agent.seen().answered_pings;
             let silent = Duration::from_secs(u64::from(round * 7 % 17));
             let until = Instant::now() + silent;

@@ -1,4 +1,5 @@
-//! Numbers of the whole cluster: two agents make the objects, and one of them deletes unused ones.
+//! Identity numbers of the whole cluster: two agents make the objects, and one of the agents
+//! deletes unused objects.
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use holdfast_e2e::{AgentOptions, Lab, config, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
-/// Until requests that failed for a while are tried again: the longest pause is 30 s.
+/// Longest wait until requests that failed for a while are tried again: the longest pause is 30 s.
 const AGAIN: Duration = Duration::from_secs(60);
 const IDENTITIES: &str = "ciliumidentities";
 /// The first number that is a node's own.
@@ -31,7 +32,7 @@ spec:
   egress: [{toCIDR: [203.0.113.11/32]}]
 ";
 
-/// Connects the nodes of two labs; gives the address of the first.
+/// Connects the nodes of two labs. Returns the address of the first node.
 fn connect(one: &Lab, two: &Lab) -> Result<SocketAddr> {
     let second = two.node.name();
     let link = format!("link add api0 type veth peer name api0 netns {second}");
@@ -108,7 +109,7 @@ fn numbers(lab: &Lab, app: &str) -> Result<BTreeSet<u64>> {
     Ok(of_app.map(|(id, _)| id).collect())
 }
 
-/// The one number of the cluster that the agent has for them.
+/// The one number of the cluster that the agent has for the pods with this label.
 fn number(lab: &Lab, app: &str) -> Result<u64> {
     let all = numbers(lab, app)?;
     let mut all = all.iter();
@@ -118,7 +119,7 @@ fn number(lab: &Lab, app: &str) -> Result<u64> {
     Ok(number)
 }
 
-/// Objects: labels `k8s:app` by number.
+/// The value of `k8s:app` in each object, by number.
 fn objects(api: &ApiServer) -> Result<BTreeMap<u64, String>> {
     let all = api.all(IDENTITIES)?;
     let of = |object: &Value| {
@@ -196,7 +197,8 @@ fn two_nodes_have_one_number_for_a_label_set_and_pods_stay_as_they_are_without_t
             stays.expect_alive()?;
             ensure!(number(one, "web")? == web);
 
-            // It is back: the set moves, and connections stay.
+            // The API server is back: the label set gets a number of the cluster, and connections
+            // stay.
             let of_late = late.stream(at(web4(11), 80))?;
             api.back()?;
             eventually("a number of the cluster", AGAIN, || number(one, "late"))?;
@@ -255,7 +257,7 @@ fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed()
             let api = cluster(one, two)?;
             api.put(own("web-1", "web", &one.a, "n1"))?;
             api.put(own("web-2", "web", &two.b, "n2"))?;
-            // Of a node without an agent.
+            // A pod of a node without an agent.
             api.put(pod(
                 "default",
                 "far",
@@ -269,7 +271,7 @@ fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed()
             ]);
             add(one, &one.a, "web-1")?;
             add(two, &two.b, "web-2")?;
-            // Only its node knows this one.
+            // Only its node knows this pod.
             let alone = one.add_pod("l", 15)?;
             add_with_labels(one, &alone, "k8s:app=alone")?;
             let web = agree([one, two], &api, "web")?;
@@ -310,7 +312,7 @@ fn one_agent_deletes_unused_objects_and_another_one_goes_on_when_it_was_killed()
             ensure!(agents.contains_key(&other), "{other} leads");
             unused(302, "unused-2")?;
             has_object(&api, "unused-2", false)?;
-            // A last pod goes.
+            // The last pod of a label set is deleted.
             api.delete("pods", "default", "far")?;
             has_object(&api, "far", false)?;
             for app in ["web", "alone", "others"] {

@@ -96,7 +96,7 @@ fn policies_mean_pods_of_other_nodes() {
         let list = lab.agent(&["ip", "list"])?;
         ensure!(list.contains("Pod/default/db-0"), "{list}");
 
-        // A namespace's label opens its pods, and the endpoint that is a pod is removed from its app.
+        // A namespace's label opens its pods. The pod that is an endpoint here gets another label `app`.
         let moved = [
             namespace("shop", "a"),
             namespace("default", "c"),

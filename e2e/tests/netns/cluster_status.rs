@@ -1,4 +1,4 @@
-//! `cluster status` with the real kubectl: it lists from an API server. No kubelet runs, so that no
+//! `cluster status` with the real kubectl, which lists from an API server. No kubelet runs, so no
 //! agent can be asked, and each row says why.
 use std::process::{Command, Output};
 

@@ -87,8 +87,8 @@ impl Drop for Leaks {
     }
 }
 
-/// What a container does that sends as soon as it runs: forbidden packets, then an allowed one,
-/// whose echo it awaits. So the forbidden ones had their time.
+/// Sends at once, as a container may: forbidden packets, then an allowed one. Waits for the echo of the
+/// allowed one, so that the forbidden ones have had time to arrive.
 fn sends_at_once(pod: &Pod) -> Result<()> {
     pod.netns.enter(|| -> Result<()> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -166,7 +166,7 @@ fn a_pod_does_not_start_with_the_labels_of_the_one_before_it() {
         started?;
         sends_at_once(&pod)?;
         ensure!(!leaks.of(&pod), "a forbidden packet got out");
-        // The next one of that name is made while this one runs.
+        // The object of the next pod of that name comes while this pod runs.
         lab.write_policy("pods.yaml", &document("db-0", "uid-of-after", "app: other"))?;
         eventually("status names the pod", SOON, || {
             let status = lab.agent(&["status"])?;
@@ -186,8 +186,8 @@ fn interfaces_that_are_no_veth_pairs_and_addresses_of_other_pods_are_refused() {
         describe(lab, &["p", "q", "m", "t", "g"].map(str::to_owned))?;
         let _agent = start_agent(lab)?;
         let runtime = Runtime::new(lab)?;
-        // Kinds that every kernel of the tests has. Ipvlan is refused in the same way. A port of OVS is a
-        // veth pair with a foreign master: unit tests have it.
+        // Kinds that every kernel of the tests has. Ipvlan is refused in the same way. A port of
+        // OVS is a veth pair with a foreign master: unit tests cover it.
         for (name, host, make) in [
             ("m", 102, "link add link veth0 name eth0 type macvlan"),
             ("t", 103, "tuntap add dev eth0 mode tun"),
@@ -224,7 +224,7 @@ fn interfaces_that_are_no_veth_pairs_and_addresses_of_other_pods_are_refused() {
         let counted = lab.metric(9962, failures, "reason=\"interface\"")?;
         ensure!(counted == 4.0, "{counted} failures");
 
-        // The runtime lists what it has: the rest goes.
+        // The runtime lists the attachments that it has: the agent removes all others.
         let of_q = Sandbox::new(&q, "q");
         runtime.start(&of_q)?;
         let valid = json!([{"containerID": of_q.container, "ifname": "eth0"}]);
@@ -279,7 +279,7 @@ fn an_interface_that_cannot_be_under_policy_is_refused_by_name() {
             ..sandbox.clone()
         };
         refused(lab, runtime.add(&unknown), 11, "default/unknown")?;
-        // A second way out.
+        // A second interface that leads out of the pod.
         lab.node.batch(&format!(
             "link add second type veth peer name v4if0 netns {}",
             pod.netns.name()
@@ -288,7 +288,7 @@ fn an_interface_that_cannot_be_under_policy_is_refused_by_name() {
         lab.node.batch("link delete second")?;
         runtime.wait = 20;
         runtime.start(&sandbox)?;
-        // One that appears while the pod runs is named until it goes.
+        // Such an interface that appears while the pod runs is named until it is removed.
         let names = |expected: bool| {
             eventually("status names the further interface", SOON, || {
                 let status = lab.agent(&["status"])?;
@@ -342,7 +342,7 @@ fn no_pod_starts_without_an_agent_and_those_that_run_stay_under_policy() {
             "its namespace may start without an agent"
         );
         runtime.fail_open.clear();
-        // A pod that ends meanwhile can end.
+        // A pod can end while the agent is away.
         runtime.stop(&of_r)?;
         drop(r);
         sends_at_once(&p)?;
@@ -391,7 +391,7 @@ fn a_path_that_is_no_network_namespace_is_refused_at_once() {
         std::fs::write(at("file"), "text")?;
         std::os::unix::fs::symlink("pipe", at("link"))?;
         let begin = std::time::Instant::now();
-        // More than the look-ups that the agent makes at the same time.
+        // More requests than the look-ups that the agent makes at the same time.
         for name in ["pipe", "socket", "file", "link", "pipe", "pipe", "pipe"] {
             let sandbox = Sandbox {
                 netns: at(name),
@@ -407,7 +407,7 @@ fn a_path_that_is_no_network_namespace_is_refused_at_once() {
                 "{name}: {error:?}"
             );
         }
-        // One that waits does so for 20 s.
+        // A request that waits would take 20 s.
         let took = begin.elapsed();
         ensure!(
             took < Duration::from_secs(15),

@@ -1,4 +1,4 @@
-//! A proxy works with the rights and mounts of a container, or its status names the missing ones.
+//! A proxy works with the rights and mounts of a container, or its status names what is missing.
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -63,7 +63,7 @@ const REFUSED_BY_DEFAULT: [libc::c_long; 43] = [
     libc::SYS_userfaultfd,
 ];
 
-/// A command line in the node's namespace, run by another program there.
+/// The command line of `plain` in the node's namespace, run there through `wrapper`.
 fn behind(plain: &Command, wrapper: &[&str]) -> Result<Command> {
     let arguments: Vec<_> = plain.get_args().map(ToOwned::to_owned).collect();
     let at = arguments

@@ -1,6 +1,6 @@
-//! With `--policy-deny-response=icmp` denied connections fail at once. With it, or with
+//! With `--policy-deny-response=icmp` denied connections fail at once. With this flag, or with
 //! `--dns-deny-response=refused`, a resolver continues with its second server at once if policy
-//! denies the first. Without them denied packets are dropped in silence.
+//! denies the first. Without these flags denied packets are dropped in silence.
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process::Output;
@@ -18,7 +18,7 @@ use shared_maps::event::Reason;
 
 /// Longest wait for an error. Without a reply, a connection fails after minutes.
 const SOON: Duration = Duration::from_secs(10);
-/// How long silence is awaited.
+/// How long a test waits to see that nothing arrives.
 const SILENCE: Duration = Duration::from_secs(1);
 
 fn with(flags: &[&str]) -> AgentOptions {
@@ -66,7 +66,7 @@ fn datagram_error(pod: &Pod, to: SocketAddr, size: usize, limit: Duration) -> Re
     })?
 }
 
-/// TCP, UDP and ping of both families fail at once.
+/// Fails unless TCP, UDP and ping of both families fail at once.
 fn expect_errors(pod: &Pod) -> Result<()> {
     for host in [web4(12), web6(12)] {
         let kind = connect_error(pod, at(host, 80), SOON)?;
@@ -111,7 +111,7 @@ fn denied_connections_fail_at_once() {
             Ok(())
         })?;
 
-        // Allowed traffic is as before.
+        // Allowed traffic is not affected.
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;
@@ -183,8 +183,8 @@ fn denied_connections_of_a_bridged_pod_fail_at_once() {
     });
 }
 
-/// A container in the pod sends through it, and the pod translates its addresses. The checksums of
-/// its packets, and of the replies to it, are completed by the stack or left to the device.
+/// A container in the pod sends through the pod, which translates the container's addresses. The
+/// checksums of its packets and of the replies are completed by the stack or left to the device.
 #[test]
 fn a_container_behind_the_pods_address_gets_the_replies_too() {
     with_lab(|lab| {
@@ -223,7 +223,7 @@ request = struct.pack('16sP', sys.argv[1].encode(), value.buffer_info()[0])
 fcntl.ioctl(socket.socket(), 0x8946, request)
 ";
 
-/// A network namespace that reaches the world through pod a, under its addresses.
+/// A network namespace that reaches the world through pod a, under the pod's addresses.
 fn container(lab: &Lab) -> Result<Pod> {
     let netns = Netns::create(format!("{}-inner", lab.name()))?;
     let (v4, v6) = (
@@ -316,7 +316,7 @@ spec:
 fn getent(lab: &Lab, servers: [IpAddr; 2], options: &str) -> Result<Output> {
     let file = lab.directory().join("resolv.conf");
     let [first, second] = servers;
-    // glibc's longest timeout: it would wait so long for the first server.
+    // glibc's longest timeout: without a reply, glibc would wait this long for the first server.
     let conf = format!(
         "nameserver {first}\nnameserver {second}\noptions timeout:30 attempts:1 {options}\n"
     );
@@ -373,7 +373,7 @@ fn without_a_reply_glibc_waits_for_the_first_server() {
     with_lab(|lab| {
         let _running = start(lab, &[])?;
         let output = getent(lab, [OTHER_DNS4, DNS4], "")?;
-        // The status of `timeout`.
+        // `timeout` exits with this code.
         ensure!(output.status.code() == Some(124), "{output:?}");
         Ok(())
     });
@@ -417,7 +417,7 @@ fn a_denied_server_refuses_every_query_and_receives_none() {
         eventually("the server answers again", SOON, || {
             lab.a.ask(&query)?.expect(web4(10))
         })?;
-        // The programs need neither agent nor proxy.
+        // The eBPF programs need neither agent nor proxy.
         let [agent, sdp] = running;
         agent.kill_9()?;
         sdp.kill_9()?;

@@ -15,7 +15,7 @@ use shared_maps::event::Reason;
 const SOON: Duration = Duration::from_secs(10);
 /// Longer than TTL, lease and two scans of connections.
 const LATE: Duration = Duration::from_secs(40);
-/// Connections that each are the first to their address.
+/// Number of connections that are each the first to their address.
 const FIRST_CONNECTIONS: u16 = 500;
 
 const EXAMPLE: &str = "{type: Allow, to: {dnsName: '*.example.test'}}";
@@ -31,7 +31,7 @@ fn options() -> AgentOptions {
         .flag("--mapping-lease-slack=0s")
 }
 
-/// Addresses of which all connect to the lab's web servers, and none has been reached.
+/// Address `n` of the lab's web servers; nothing has connected to it yet.
 fn fresh(n: u16) -> IpAddr {
     let [high, low] = n.to_be_bytes();
     Ipv4Addr::new(203, 0, 114 + high, low).into()

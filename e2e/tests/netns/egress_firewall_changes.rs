@@ -1,5 +1,5 @@
-//! EgressFirewalls that change without pause, while packets flow: what the list before and the one
-//! after deny never passes, and what both allow is never dropped.
+//! EgressFirewalls that change without pause, while packets flow: what the old and the new list
+//! both deny never passes, and what both allow is never dropped.
 use std::net::IpAddr;
 use std::time::Duration;
 

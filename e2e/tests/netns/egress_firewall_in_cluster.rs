@@ -1,5 +1,5 @@
-//! EgressFirewalls of a cluster: by relays, from the stored list while the API server is away, and with
-//! names that one node learned and every node opens.
+//! EgressFirewalls of a cluster: read by relays, or from the stored list while the API server is
+//! away, and with names that one node learned and every node opens.
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -15,9 +15,9 @@ use holdfast_e2e::{AgentOptions, Lab, Query, config, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Until a stored list stands in, and a little more.
+/// Time until the agent uses its stored list, and a little more.
 const STANDS_IN: Duration = Duration::from_secs(40);
-/// Names that the pods of two nodes look up.
+/// Number of names that the pods of two nodes look up.
 const NAMES: u8 = 200;
 
 fn firewall(rules: &Value) -> Value {
@@ -133,7 +133,7 @@ fn a_firewall_that_comes_by_a_relay_stays_although_agent_relay_and_api_server_ar
         })?;
         lab.a.expect_open(at(web4(11), 80))?;
         lab.a.expect_closed(at(web4(10), 80))?;
-        // Both are back, with another order.
+        // API server and relay are back, with the rules in another order.
         let rules = json!([block("Deny", "203.0.113.0/24"), block("Allow", &to(11))]);
         api.put(firewall(&rules))?;
         api.back()?;
@@ -166,7 +166,7 @@ impl Node<'_> {
         Ok(())
     }
 
-    /// Its pod looks a name up.
+    /// Makes the node's pod look up a name.
     fn ask(&self, name: &str, address: IpAddr) -> Result<()> {
         self.lab.zone.set(name, &[address], 600);
         self.pod.ask(&Query::a(name, DNS4))?.expect(address)?;
@@ -174,7 +174,7 @@ impl Node<'_> {
     }
 }
 
-/// Connects the nodes of two labs; gives the address of the first.
+/// Connects the nodes of two labs. Returns the address of the first node.
 fn connect(one: &Lab, two: &Lab) -> Result<SocketAddr> {
     let second = two.node.name();
     let link = format!("link add api0 type veth peer name api0 netns {second}");
@@ -256,7 +256,7 @@ fn all_nodes_open_what_the_pods_of_one_learned_also_after_the_leader_was_killed(
             let dns = block("Allow", "192.0.2.53/32");
             let (known, rest) = (name("*.example.test"), block("Deny", "0.0.0.0/0"));
             api.put(firewall(&json!([dns, known, rest])))?;
-            // Besides the conflicts that parallel writers make.
+            // These conflicts add to the conflicts that parallel writers cause.
             api.conflict("dnsnameresolvers", 3)?;
             let mut agents = Vec::new();
             for of in &nodes {
@@ -306,7 +306,7 @@ fn all_nodes_open_what_the_pods_of_one_learned_also_after_the_leader_was_killed(
             api.put(firewall(&json!([dns, known, rest])))?;
             has_object(&api, "www.example.org.", false)?;
 
-            // The other one comes back, and opens the addresses that it missed.
+            // The killed agent comes back, and opens the addresses that it missed.
             let _agent = nodes[killed].start(&api)?;
             opens(nodes[killed].pod, address(NAMES))?;
             nodes[killed].pod.expect_open(at(address(2), 80))?;

@@ -43,7 +43,8 @@ fn empty(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The kernel has nothing of the agent, as after a boot, and the pods are open.
+/// Removes everything of the agent from the kernel, as a boot does, and waits until the pods are
+/// open.
 fn unpin(lab: &Lab, pods: &[&Pod]) -> Result<()> {
     empty(lab.bpf_root())?;
     for family in Family::ALL {
@@ -68,8 +69,8 @@ fn stored(lab: &Lab) -> Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(is_endpoint).collect())
 }
 
-/// An agent with policy for pods that have the labels of the web, which are endpoints: pod a by the
-/// name of its namespace, pod b by the process.
+/// Starts an agent with a policy for pods that have the labels of web, adds two of them as endpoints (pod a by
+/// the name of its namespace, pod b by its process), and kills the agent.
 fn start(lab: &Lab, process: &PodProcess) -> Result<()> {
     lab.write_policy("web.yaml", &egress("web", "web", &cidr("203.0.113.10/32")))?;
     let agent = lab.start_agent(&AgentOptions::default())?;
@@ -138,7 +139,8 @@ fn status_says_after_a_boot_which_endpoints_to_add_again() {
         empty(&lab.directory().join("state"))?;
         unpin(lab, &[&lab.b, &c])?;
         drop(c);
-        // The files were written before this boot, on which another process has the number.
+        // Makes the files look as if they were written before this boot: another process may have
+        // the number.
         let boot_id = fs::read_to_string(BOOT_ID)?;
         for entry in fs::read_dir(lab.endpoint_store())? {
             let path = entry?.path();
@@ -157,7 +159,7 @@ fn status_says_after_a_boot_which_endpoints_to_add_again() {
         is_open(&lab.b)?;
         let list = lab.agent_json(&["endpoint", "list"])?;
         ensure!(list.as_array().is_some_and(Vec::is_empty), "{list}");
-        // The endpoints that are added are those of before.
+        // The commands add the same endpoints as before.
         let name = lab.a.netns.name();
         lab.agent(&["endpoint", "add", "--netns", name, "--labels", WEB])?;
         lab.agent(&["endpoint", "add", "--pid", &process.pid(), "--labels", WEB])?;

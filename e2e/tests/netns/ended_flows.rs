@@ -14,7 +14,7 @@ use shared_maps::user::{Access, Map, MapKind};
 const SOON: Duration = Duration::from_secs(15);
 const POD_PORT: u16 = 7000;
 const PEER_PORT: u16 = 9000;
-/// Labels of the pod that comes second.
+/// Labels of the pod that replaces the first pod.
 const SECOND: &str = "k8s:app=second,k8s:io.kubernetes.pod.namespace=default";
 
 fn policy(app: &str, rules: &str) -> String {
@@ -29,7 +29,8 @@ spec:
     )
 }
 
-/// The pod may be reached at its port by this peer, and may reach nothing that is used here.
+/// A policy by which only this peer may reach the pod's port, and the pod may reach no address of
+/// these tests.
 fn reached_by(peer: &str, peer6: &str) -> String {
     policy(
         "web",
@@ -45,7 +46,7 @@ fn reached_by(peer: &str, peer6: &str) -> String {
     )
 }
 
-/// A socket of the pod, and one of a peer in the world.
+/// A socket of the pod, and a socket of a peer in the world.
 fn sockets(lab: &Lab, pod: IpAddr, peer: IpAddr) -> Result<[UdpSocket; 2]> {
     let inside = lab.a.netns.enter(|| UdpSocket::bind(at(pod, POD_PORT)))??;
     let outside = lab.world.enter(|| UdpSocket::bind(at(peer, PEER_PORT)))??;
@@ -103,7 +104,7 @@ fn a_flow_that_the_pod_refreshes_ends_with_policy() {
     });
 }
 
-/// The flows go on while policy allows them, and end with it.
+/// The flows go on while policy allows them, and end when policy no longer allows them.
 fn flow_ends(lab: &Lab, flows: &[(UdpSocket, UdpSocket, SocketAddr)]) -> Result<()> {
     let allowed = Instant::now() + Duration::from_secs(3);
     while Instant::now() < allowed {
@@ -119,7 +120,7 @@ fn flow_ends(lab: &Lab, flows: &[(UdpSocket, UdpSocket, SocketAddr)]) -> Result<
     let closed = Instant::now();
     eventually("the replies end", SOON, || {
         for (_, outside, peer) in flows {
-            // What is in the queue already, then nothing for a second.
+            // Packets that are queued already may arrive, then nothing for a second.
             while outside.recv_from(&mut [0; 16]).is_ok() {
                 ensure!(closed.elapsed() < SOON * 2, "a reply to {peer}");
             }
@@ -150,7 +151,7 @@ fn of_others(lab: &Lab, id: u64) -> Result<usize> {
 #[test]
 fn a_pod_with_the_address_of_an_earlier_one_has_none_of_its_flows() {
     with_lab(|lab| {
-        // It may be reached by everyone, and may reach nothing that is used here.
+        // The second pod may be reached by everyone, and may reach nothing that is used here.
         let rules = "\x20 egress:\n\x20 - toCIDR: [\"203.0.113.99/32\"]\n";
         lab.write_policy("second.yaml", &policy("second", rules))?;
         let _agent = lab.start_agent(&AgentOptions::default())?;
@@ -182,7 +183,7 @@ fn a_pod_with_the_address_of_an_earlier_one_has_none_of_its_flows() {
             ensure!(left == 0, "{left} are left");
             Ok(())
         })?;
-        // What the new pod is sent, it answers.
+        // The new pod can answer what it receives.
         for ((inside, outside, peer), (pod, _)) in flows.iter().zip(families(lab)) {
             opened(outside, inside, at(pod, POD_PORT))?;
             inside.send_to(b"reply", peer)?;

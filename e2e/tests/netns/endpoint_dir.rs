@@ -86,7 +86,7 @@ fn files_add_change_and_remove_endpoints() {
         // Added: the second pod replaces the absent one.
         write(lab, &(document(b, CLIENT) + &document(a, WEB)))?;
         lab.endpoint_id(&lab.b)?;
-        // Nothing passes until its programs are attached.
+        // Nothing passes until the pod's programs are attached.
         eventually("the added pod is under policy", SOON, || {
             lab.b.expect_closed(at(web4(11), 80))?;
             lab.b.expect_open(at(web4(12), 80))

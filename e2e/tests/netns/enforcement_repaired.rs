@@ -1,4 +1,4 @@
-//! The agent repairs everything that enforces policy within seconds: programs, their links and
+//! Within seconds, the agent repairs everything that enforces policy: programs, their links and
 //! order, pins, routes, rules and steering. Each repair is counted and named.
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -133,7 +133,7 @@ fn removed_links_are_created_again() {
             repaired(lab, "programs", || Ok(fs::remove_file(&pin)?))?;
             repaired(lab, "programs", || Ok(detach_pinned(&pin)?))?;
         }
-        // All of them at once, as a clean-up script would.
+        // All links at once, as a clean-up script would remove them.
         let links = lab.bpf_root().join(pin::LINKS).join(id.to_string());
         repaired(lab, "programs", || Ok(fs::remove_dir_all(&links)?))?;
         let status = lab.agent(&["status"])?;
@@ -204,7 +204,8 @@ fn what_no_program_judges_is_dropped_and_why_says_so() {
             "{closed}"
         );
 
-        // Without an agent nothing repairs it: netfilter drops what the pod sends.
+        // While the agent is stopped, nothing repairs the program: netfilter drops what the pod
+        // sends.
         let pin = pin_of(lab, id, "from_pod")?;
         programs.agent.signal(Signal::SIGSTOP)?;
         fs::remove_file(&pin)?;
@@ -293,7 +294,7 @@ fn routes_rules_and_forwarding_are_set_again() {
             lab.node.sysctl(&[("net.ipv4.ip_forward", "0")])
         })?;
 
-        // A rule before ours cannot be repaired. It is named.
+        // A rule before ours cannot be repaired, but it is named.
         let before = [
             "rule",
             "add",

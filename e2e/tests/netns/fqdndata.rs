@@ -95,7 +95,7 @@ fn a_process_that_only_binds_the_proxy_port_gets_no_query() {
         ensure!(unheard.is_err(), "{unheard:?}");
         let nothing = received();
         ensure!(nothing.is_err(), "it got a pod's query: {nothing:?}");
-        // It would receive packets that are sent to the port itself.
+        // The process does receive packets that are sent to the port itself.
         lab.node.enter(|| -> Result<()> {
             UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.send_to(b"here", port)?;
             Ok(())

@@ -49,7 +49,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// `status` names the file, and says that there is no space.
+/// Waits until `status` names the file, and says that there is no space.
 fn says_full(lab: &Lab, file: &str) -> Result<()> {
     eventually(
         &format!("the full disk is reported, with {file}"),

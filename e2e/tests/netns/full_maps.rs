@@ -114,7 +114,7 @@ fn a_policy_without_room_leaves_the_old_one_in_force() {
         lab.a.ask(&good)?.expect(web4(10))?;
         lab.a.expect_open(at(web4(10), 80))?;
 
-        // Half of it fits.
+        // Half of the policy fits.
         let small = dns("*.new.test")
             + &names("*.new.test")
             + &format!("- toCIDR: [{}]\n", blocks[..100].join(", "));

@@ -29,7 +29,7 @@ fn programs_and_pod(machine: &mut Machine) -> Result<()> {
     Ok(())
 }
 
-/// Plays a page of the test's own: `status` has nothing to complain about.
+/// Plays a page of the test's own, which fails if `status` reports a problem or a warning.
 fn no_complaint(machine: &mut Machine) -> Result<()> {
     guide::play(machine, "status", "```sh\nholdfast-agent status\n```\n").map(drop)
 }

@@ -44,7 +44,7 @@ fn each_row_behaves_as_in_the_table() {
         let agent = lab.start_agent(&AgentOptions::default().with_builtin())?;
         dns_works(lab, 11)?;
 
-        // All three running.
+        // Agent, built-in proxy and SDP running.
         let sdp = lab.start_sdp(&SdpOptions::default())?;
         lab.connected("one")?;
         dns_works(lab, 12)?;

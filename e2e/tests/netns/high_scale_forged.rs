@@ -117,7 +117,7 @@ fn high_scale_forged_packets_are_not_delivered() {
         let known = Ipv4Addr::new(10, 77, 0, 99);
         let router = RawFrames::open(fleet.router())?;
         let node = mac(&fleet.one.node, "up0")?;
-        // What the network has to keep out: without it the other cases would show nothing.
+        // This forged packet arrives: the network has to keep it out. It shows that the others fail for their faults.
         let accepted = Forged::plain(known, to, OF_WEB).frame(node);
         eventually(
             "policy is in force, and a packet of a web server arrives",
@@ -195,7 +195,7 @@ fn high_scale_forged_packets_are_not_delivered() {
         let counted = fleet.one.counted(Reason::TunnelPort)? - before;
         ensure!(counted == 2, "{counted} packets to the port counted");
 
-        // Nor to a port that the node translates to it.
+        // Nor may a pod send to a port that the node translates to the tunnel's port.
         let service = at(service4(81), 53);
         let translated = ServicePort {
             protocol: "udp",

@@ -106,7 +106,7 @@ impl Traffic {
         let messages = self.stream.join().ok().context("the stream's thread")?;
         let messages = messages.context("the stream")?;
         ensure!(messages > 100, "{messages} messages");
-        // Those on the way.
+        // Waits for the datagrams that are on their way.
         thread::sleep(Duration::from_millis(500));
         let (sent, received) = (&self.sent, &self.received);
         let (sent, received) = (

@@ -1,4 +1,4 @@
-//! Traffic between two nodes in mode `full`: Services, long streams, and a router with short packets.
+//! Traffic between two nodes in mode `full`: Services, long streams, and a router with a small MTU.
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -25,7 +25,7 @@ const BACK: u16 = 9003;
 const MIB: usize = 1 << 20;
 const PIECE: usize = 64 << 10;
 
-/// Agents of both nodes in mode `full`, with the test's pods. They end with it.
+/// Agents of both nodes in mode `full`, with the test's pods. The agents end when this is dropped.
 pub(super) struct Running {
     pub(super) pods: Pods,
     _agents: [Program; 2],
@@ -175,7 +175,7 @@ fn set_mtu(lab: &Lab, pod: &Pod, mtu: u32) -> Result<()> {
         .batch(&format!("link set {} mtu {mtu}", pod.host_side))
 }
 
-/// Longest packet that the pod sends to the other one, as its kernel knows.
+/// The path MTU from one pod to the other, as the routes of `from` show it.
 fn path_mtu(from: &Pod, to: &Pod) -> Result<String> {
     let to = to.v4.to_string();
     let route = from.netns.run("ip", &["route", "get", &to])?;

@@ -1,5 +1,4 @@
-//! Any number of idle connections to the agent's sockets opens no pod and takes no place of a
-//! proxy.
+//! Idle connections to the agent's sockets, however many, open no pod and take no proxy's place.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -19,7 +18,7 @@ use holdfast_e2e::{
 };
 use serde_json::Value;
 
-/// Descriptors that the agent may have: less than the connections.
+/// Maximum number of descriptors of the agent, below the number of connections.
 const DESCRIPTORS: u64 = 2048;
 /// Number of idle connections that one process opens.
 const NUMBER: usize = 4000;
@@ -27,7 +26,7 @@ const NUMBER: usize = 4000;
 const PROXY_USER: u32 = 10094;
 const OTHER_USER: u32 = 4711;
 const FQDNDATA: &str = "127.0.0.1:10095";
-/// How long forbidden datagrams are sent, and between two of them.
+/// How long forbidden datagrams are sent, and the pause between two of them.
 const LASTS: Duration = Duration::from_secs(6);
 const BETWEEN: Duration = Duration::from_millis(20);
 const SOON: Duration = Duration::from_secs(20);
@@ -86,7 +85,7 @@ fn endpoints(lab: &Lab) -> Result<Value> {
     lab.agent_json(&["endpoint", "list"])
 }
 
-/// While the flood lasts, nothing forbidden passes, and the agent answers.
+/// Checks that nothing forbidden passes and that the agent answers while the flood lasts.
 fn holds(lab: &Lab, before: &Value) -> Result<()> {
     let forbidden = at(web4(12), UDP_PORT);
     let begin = Instant::now();
@@ -128,7 +127,7 @@ fn idle_connections_of_the_proxies_user_open_nothing() {
         holds(lab, &before)?;
         let open = agent_descriptors(&agent)?;
         ensure!(open < 1024, "the agent has {open} descriptors open");
-        // The proxy keeps its connection, and another one finds a place.
+        // The proxy keeps its connection, and another proxy finds a place.
         let sessions = lab.metric(9961, "holdfast_agent_sessions_total", "")?;
         ensure!(sessions == 1.0, "the proxy lost its session: {sessions}");
         let _two = lab.start_sdp(&SdpOptions::new("two", 9971))?;
@@ -186,7 +185,7 @@ fn idle_connections_of_any_user_over_tcp_open_nothing() {
     });
 }
 
-/// With a limit that is too low for the agent's own work, it serves fewer connections and says so.
+/// With a limit that is too low for its own work, the agent serves fewer connections and says so.
 #[test]
 fn a_limit_on_descriptors_that_is_too_low_is_named() {
     with_lab(|lab| {

@@ -37,7 +37,7 @@ fn only_the_named_pods_and_ports_are_reached() {
                 .datagram(at(lab.b.v4.into(), 7777), Duration::from_millis(300))
                 .is_err()
         );
-        // Its own connections and their answers are not ingress.
+        // The pod's own connections and their answers are not ingress.
         lab.b.expect_open(at(web4(10), 8080))?;
         let stream = lab.a.stream(at(lab.b.v4.into(), 80))?;
 

@@ -16,7 +16,7 @@ fn disable(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The program ends, and names the flag.
+/// Checks that the program ends, and names the flag.
 fn needs_the_flag(lab: &Lab, name: &str, mut command: Command) -> Result<()> {
     command.stdin(Stdio::null());
     let log = lab.directory().join(format!("log/{name}-with-ipv6.log"));

@@ -8,7 +8,7 @@ use holdfast_e2e::policy::good_names;
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, shell, with_lab};
 use serde_json::Value;
 
-/// R5: from when the agent is ready.
+/// Longest time until addresses open (promise R5), from the time when the agent is ready.
 const OPENS: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(10);
 const ZONE: &str = "good.test";
@@ -41,7 +41,8 @@ fn number(journal: &Value, key: &str) -> Result<u64> {
         .context("no number")
 }
 
-/// A proxy with this name adopts the journals of others.
+/// Waits until the proxy with this name has adopted `pairs` pairs from the journals of other
+/// proxies.
 fn takes_up(lab: &Lab, proxy: &str, pairs: u64) -> Result<()> {
     eventually("it adopts the journals", SOON, || {
         let journal = journal(lab, proxy)?;
@@ -83,7 +84,7 @@ fn a_killed_proxy_has_written_its_mappings_to_the_journal() {
             lab.a.expect_open(at(web6(n), 80))?;
         }
 
-        // Again, for the names that the first run learned only now.
+        // The agent is killed twice more, and names are learned each time.
         agent.kill_9()?;
         learn(lab, 13)?;
         let agent = lab.start_agent(&AgentOptions::default())?;
@@ -115,7 +116,7 @@ fn a_running_proxy_adopts_another_journal() {
         programs.sdp.kill_9()?;
         takes_up(lab, "two", 2)?;
 
-        // A proxy that drains hands over as well.
+        // A proxy that drains also hands over its journal.
         learn(lab, 12)?;
         other.terminate(SOON)?;
         ensure!(files(lab)?.len() == 1, "{:?}", files(lab)?);
@@ -172,7 +173,7 @@ fn a_full_disk_loses_no_answer_and_is_reported() {
         let ballast = format!("{}/ballast", disk.0);
         // Fails when the disk is full, which is the purpose.
         let _ = std::fs::write(&ballast, vec![1; 128 << 10]);
-        // The current page of the file has room for some more of them.
+        // The current page of the file has room for some more names.
         for n in 0..100 {
             let name = format!("m{n}.{ZONE}");
             lab.zone.set(&name, &[web4(12)], 600);

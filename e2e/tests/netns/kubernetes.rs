@@ -1,5 +1,6 @@
-//! An agent takes pods, namespaces, Services and policies from the API server of a cluster, and
-//! enforces the last state that it saw while the server is away, refuses or sends odd objects.
+//! An agent takes pods, namespaces, Services and policies from the API server of a cluster. It
+//! enforces the last state that it saw while the server is away, refuses requests or sends odd
+//! objects.
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,11 +16,11 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Until a restarted watch must follow: its longest pause is 30 s.
+/// Time until a restarted watch must be up to date: the longest pause of a watch is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
-/// Until a new token of the file must be in use: it is read again each minute.
+/// Time until a new token must be in use: the agent reads the token's file again each minute.
 const ROTATED: Duration = Duration::from_secs(60);
-/// Until a stored list must stand in: after 15 s.
+/// Time until the agent must use its stored list, which it does after 15 s.
 const STANDS_IN: Duration = Duration::from_secs(30);
 /// Every kind that is watched.
 const KINDS: [&str; 10] = [
@@ -62,7 +63,7 @@ fn db_0(app: &str) -> Value {
     pod("default", "db-0", json!({"app": app}), "n1", &[])
 }
 
-/// A server with a policy, the pod that it selects, and a database on another node.
+/// An API server with a policy, the pod that it selects, and a database on another node.
 fn cluster(lab: &Lab) -> Result<ApiServer> {
     let directory = lab.directory().join("apiserver");
     let api = ApiServer::start(Some(&lab.node), &directory, Options::default())?;
@@ -165,7 +166,7 @@ fn nothing_is_in_force_before_every_kind_was_listed_and_then_policy_of_the_clust
             policy["spec"]["egress"] = json!([{"toCIDR": ["0.0.0.0/0"]}]);
         })?;
         opens(lab, web4(12))?;
-        // Pods are no world.
+        // Pods do not count as the world.
         closes(lab, web4(10))?;
         Ok(())
     });
@@ -180,8 +181,8 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         opens(lab, web4(10))?;
         let stays = lab.a.stream(at(web4(10), 80))?;
 
-        // Broken connections, then 410 with changes in between: read again, and only the
-        // difference counts.
+        // Broken connections, then 410 with changes in between: everything is read again, but only
+        // the difference has an effect.
         for kind in KINDS {
             api.break_streams(kind)?;
         }
@@ -215,7 +216,7 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(12), 80))?;
         stays.expect_alive()?;
-        // It is back, with 429 for custom resources at first.
+        // The server is back, with 429 for custom resources at first.
         api.back()?;
         lab.watches_follow(FOLLOWS)?;
         let busy = api.answered().iter().filter(|a| a.code == 429).count();
@@ -224,7 +225,7 @@ fn enforcement_stays_and_status_says_why_while_the_server_is_away_or_refuses() {
         opens(lab, web4(12))?;
         stays.expect_alive()?;
 
-        // Refused with 403, 500 and 503: the last list counts.
+        // Requests are refused with 403, 500 and 503: the last list stays in force.
         for (refusal, text) in [
             (Refusal::Forbidden, "the verb watch on pods is missing"),
             (Refusal::Unavailable, "503"),
@@ -276,7 +277,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         })?;
         agent.kill_9()?;
 
-        // It stands in, also for an endpoint that is added then.
+        // The stored list is used, also for an endpoint that is added while the server is away.
         api.away();
         let _agent = start(lab, &options)?;
         lab.status_has(
@@ -299,7 +300,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         lab.a.expect_open(at(web4(10), 80))?;
         stays.expect_alive()?;
 
-        // A pod is deleted and created again under its name: the list has the labels of the former.
+        // A pod is deleted and created again under its name: the list has the labels of the former pod.
         api.delete("pods", "default", "db-0")?;
         api.put(db_0("db"))?;
         let object = api.get("pods", "default", "db-0")?.context("db-0")?;
@@ -323,7 +324,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
         let list = lab.agent(&["endpoint", "list"])?;
         ensure!(!list.contains("db-0"), "{list}");
 
-        // The server is back, with changes: only the difference counts.
+        // The server is back, with changes: only the difference has an effect.
         api.put(namespace("shop", "a"))?;
         api.delete("pods", "default", "db")?;
         api.put(remote("db-2", "db", &[web4(12)]))?;
@@ -382,7 +383,7 @@ fn odd_objects_are_named_and_disturb_no_other() {
             ensure!(policies.contains(odd), "{odd}: {policies}");
         }
 
-        // A bad version of a good policy: its last good one stays.
+        // A bad version of a good policy: the last good version stays in force.
         api.edit("ciliumnetworkpolicies", "default", "web", |policy| {
             policy["spec"]["egress"][0] = json!({"toEndpoints": 7});
         })?;
@@ -395,7 +396,7 @@ fn odd_objects_are_named_and_disturb_no_other() {
         lab.a.expect_open(at(web4(10), 80))?;
         lab.a.expect_closed(at(web4(11), 80))?;
 
-        // Two Services with one address, and a pod with the address of another.
+        // Two Services with one address, and a pod with the address of another pod.
         for name in ["one", "two"] {
             api.put(json!({
                 "apiVersion": "v1", "kind": "Service",
@@ -429,7 +430,7 @@ fn a_kind_without_its_crd_is_empty_after_a_while_and_named() {
             SOON,
             &["CiliumCIDRGroup", "install the CRDs", "crds.install"],
         )?;
-        // A cluster may do without these: it has no objects of them, which is no problem.
+        // A cluster may lack these kinds: it then has no such objects, which is no problem.
         let status = lab.agent(&["status"])?;
         for kind in ["EgressFirewall", "DNSNameResolver"] {
             let mut lines = status.lines();

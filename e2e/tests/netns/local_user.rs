@@ -18,7 +18,7 @@ use socket2::{Domain, Socket, Type};
 
 const SDP: u16 = 9961;
 const AGENT: u16 = 9962;
-/// Age at which a connection of the proxy was not closed at once.
+/// A connection to the proxy that gets this old was not closed at once.
 const LONG: Duration = Duration::from_secs(5);
 /// Far more than the programs accept over HTTP, and more than the usual limit on descriptors.
 const IDLE: usize = 1100;
@@ -43,7 +43,8 @@ fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() 
             Ok(())
         };
 
-        // To the proxy itself, from many addresses: refused before they take a place in the queue.
+        // Connections to the proxy itself, from many addresses, are refused before they take a
+        // place in the queue.
         let proxy = SocketAddr::from((Ipv4Addr::LOCALHOST, PROXY_PORT));
         lab.node.enter(|| -> Result<()> {
             for host in 0..200 {
@@ -61,7 +62,7 @@ fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() 
         ensure!(lab.metric(SDP, "holdfast_dns_tcp_refused_total", "")? == 0.0);
         pod_asks()?;
 
-        // To the ports of probes and metrics.
+        // Connections to the ports of probes and metrics.
         for (port, program) in [(SDP, &programs.sdp), (AGENT, &programs.agent)] {
             let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
             let idle = lab.node.enter(|| -> Result<Vec<_>> {
@@ -84,7 +85,7 @@ fn a_local_user_takes_no_seats_from_pods_and_no_descriptors_from_the_programs() 
 
 /// Longest time to an answer.
 const SOON: Duration = Duration::from_secs(1);
-/// Queries of the pod while a local user floods the proxy's port.
+/// Number of queries of the pod while a local user floods the proxy's port.
 const QUERIES: usize = 400;
 
 #[test]
@@ -119,7 +120,7 @@ fn datagrams_of_a_local_user_take_no_place_in_the_queue_of_pods() {
                 let reply = lab.a.ask(&query);
                 reply.and_then(|reply| reply.expect(web4(10))).err()
             });
-            // A few are enough: each takes its time.
+            // A few lost queries are enough, because each of them takes its whole time limit.
             let lost = lost.map(|error| format!("{error:#}")).take(10);
             let lost: Vec<_> = lost.collect();
             stop.store(true, Ordering::Relaxed);
@@ -155,11 +156,11 @@ fn flood(to: SocketAddr, stop: &AtomicBool, sent: &AtomicU64) -> Result<()> {
     let query = Query::a("www.good.test", to.ip()).encode(1)?;
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..64 {
-            // An ICMP error of an earlier one fails the next.
+            // An ICMP error for an earlier datagram makes the next call fail.
             let _ = socket.send_to(&query, to);
         }
         sent.fetch_add(64, Ordering::Relaxed);
-        // It is to fill queues, and not to take the CPUs.
+        // The flood is to fill queues, and not to occupy the CPUs.
         std::thread::sleep(Duration::from_micros(500));
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! State files that are lost, or that are no regular files, open no pod and keep the agent neither
-//! from starting nor from answering: `status` names them.
+//! State files that are lost, or that are no regular files, open no pod. The agent still starts and
+//! answers, and `status` names the files.
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-/// Puts something that is no file at a path.
+/// Puts something that is no regular file at a path.
 type Spoil = fn(&Path) -> Result<()>;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -165,7 +165,7 @@ fn a_pipe_in_the_place_of_a_state_file_does_not_stop_the_start() {
         let mut agent = programs.agent;
         let shut = lab.a.datagrams(at(web4(DENIED), UDP_PORT))?;
         let mut all = files(&state)?;
-        // No start reads these.
+        // The agent reads neither of these files when it starts.
         all.retain(|path| !path.ends_with("agent.lock") && !path.ends_with("owner.json"));
         ensure!(all.len() > 5, "{all:?}");
         for path in all {
@@ -173,7 +173,7 @@ fn a_pipe_in_the_place_of_a_state_file_does_not_stop_the_start() {
             agent.kill_9()?;
             fs::remove_file(&path)?;
             pipe(&path)?;
-            // The temporary name of the next write, too.
+            // A pipe is also at the temporary name of the next write.
             let new = path.with_file_name(format!("{name}.new"));
             pipe(&new)?;
             agent = lab

@@ -22,7 +22,7 @@ fn describe(lab: &Lab, field: &str, name: &str) -> Result<()> {
     )?)
 }
 
-/// A name of the host's card is easily written in the place of that inside a container.
+/// It is easy to write the name of the host's card instead of the name of the card inside a container.
 #[test]
 fn a_document_about_an_interface_of_the_host_itself_does_not_take_the_host_off_the_network() {
     with_lab(|lab| {
@@ -48,7 +48,7 @@ fn a_document_about_an_interface_of_the_host_itself_does_not_take_the_host_off_t
     });
 }
 
-/// What the log of the agent says of a port: that it is closed.
+/// Number of lines in the agent's log which say that a port is closed.
 fn closed(agent: &Program) -> usize {
     let log = agent.log();
     let lines = log
@@ -105,7 +105,7 @@ fn ports_that_appear_at_once_are_closed_before_the_first_one_is_an_endpoint() {
     });
 }
 
-/// Its administrator did not look at it: a container of docker may have changed its addresses before it is found.
+/// The port's addresses were not checked: a container of docker may change them before the agent finds the port.
 #[test]
 fn a_port_that_has_an_address_of_the_world_does_not_get_it() {
     with_lab(|lab| {

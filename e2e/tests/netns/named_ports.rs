@@ -12,7 +12,7 @@ use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Web may reach clients' `http`, and clients its `in`.
+/// Web may reach port `http` of clients, and clients may reach port `in` of web.
 const POLICY: &str = r#"apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: by-name, namespace: default}

@@ -54,7 +54,7 @@ impl<'a> Cluster<'a> {
         })
     }
 
-    /// Labels of pods and namespaces as given, and else as at the start.
+    /// Sets the given labels of pods and namespaces. All others get the labels that they had at the start.
     fn set_labels(
         &mut self,
         pods: &BTreeMap<Name, Labels>,
@@ -103,7 +103,7 @@ impl<'a> Cluster<'a> {
         revision.context("no revision")
     }
 
-    /// Puts policies in force and takes others away; returns once the agent has them.
+    /// Puts policies in force and takes others away. Returns when the agent has the changes.
     fn set_policies(&mut self, apply: &[(&str, Value)], delete: &BTreeSet<String>) -> Result<()> {
         if apply.is_empty() && delete.is_empty() {
             return Ok(());
@@ -143,7 +143,7 @@ impl<'a> Cluster<'a> {
         [pod.v4.into(), pod.v6.into()]
     }
 
-    /// Fails if other ports of other pods answer a pod than the step says; the number of ports.
+    /// Fails unless exactly the ports that the step says answer a pod. Returns the number of ports that it tried.
     fn check_client(&self, step: &Step, from: Name) -> Result<usize> {
         let mut names = BTreeMap::new();
         let mut wanted = BTreeSet::new();
@@ -182,7 +182,7 @@ impl<'a> Cluster<'a> {
         Ok(targets.len())
     }
 
-    /// Every pod tries every port of every other pod; the number of ports.
+    /// Makes every pod try every port of every other pod. Returns the number of ports.
     fn check(&self, step: &Step) -> Result<usize> {
         std::thread::scope(|scope| {
             let clients =
@@ -205,7 +205,7 @@ fn cases(address: impl Fn(Name) -> String) -> Result<Vec<Case>> {
         .collect()
 }
 
-/// Plays a case without policies of earlier cases; the number of ports tried.
+/// Plays a case without policies of earlier cases. Returns the number of ports tried.
 fn play(cluster: &mut Cluster<'_>, case: &Case) -> Result<usize> {
     let old = cluster.policies.clone();
     cluster.set_policies(&[], &old)?;
@@ -397,7 +397,7 @@ fn a_network_policy_holds_beside_others_and_its_last_good_version_stays() {
         policy_holds(lab)?;
         stream.expect_alive()?;
 
-        // A deny of another kind of policy beats its allow.
+        // A deny of another kind of policy overrides what the document allows.
         lab.write_policy("web.yaml", POLICY)?;
         lab.write_policy("deny.yaml", DENY)?;
         stream.expect_cut(SOON)?;

@@ -1,5 +1,5 @@
-//! An address that the node gets is closed to pods at once, also if a name that they may look up has
-//! it.
+//! An address that the node gets is closed to pods at once, also if it is the address of a name
+//! that they may look up.
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,13 @@ use holdfast_e2e::{Lab, Query, eventually, with_lab};
 use shared_maps::IdentityId;
 
 const SOON: Duration = Duration::from_secs(20);
-/// Times that the node gets the address and loses it.
+/// Number of times that the node gets the address and loses it.
 const ROUNDS: u32 = 5;
-/// An agent that only looks every five seconds takes five times as long.
+/// Longest time of all rounds. An agent that only looks every five seconds takes five times as
+/// long.
 const ALL: Duration = Duration::from_secs(10);
 
-/// Waits until the identity of an address is the node's, or is not; gives how long that took.
+/// Waits until the identity of an address is the node's, or is not. Returns how long that took.
 fn until_host(lab: &Lab, address: IpAddr, host: bool) -> Result<Duration> {
     let begin = Instant::now();
     eventually("the identity of the address", SOON, || {

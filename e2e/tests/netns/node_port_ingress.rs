@@ -134,7 +134,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Checks all clients at once. Gives everything that is wrong.
+/// Checks all clients at once. The error lists everything that is wrong.
 fn check(clients: &[Client<'_>], ports: &[NodePort]) -> Result<()> {
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let running: Vec<_> = clients
@@ -235,7 +235,7 @@ fn a_port_of_the_node_admits_whom_the_pod_admits() {
                     .with_context(|| format!("{mode:?}, early: {early}"))?;
             }
         }
-        // What the kubelet does.
+        // The probes of the kubelet.
         for backend in [&routed, &bridged] {
             for ip in both(backend) {
                 let probe = Client {
@@ -252,7 +252,7 @@ fn a_port_of_the_node_admits_whom_the_pod_admits() {
     });
 }
 
-/// `observe` has the sender that policy judged, beside an address of the node.
+/// `observe` shows the sender that policy judged, together with an address of the node.
 fn is_observed(lab: &Lab, backend: &Pod) -> Result<()> {
     let identities = lab.identities()?;
     let mut refused = identities
@@ -281,7 +281,7 @@ fn connections_end(lab: &Lab, ports: &[NodePort]) -> Result<()> {
     stream.expect_cut(SOON)
 }
 
-/// Clients outside are selected by their own addresses, also where a deny overrides.
+/// Clients outside of the cluster are selected by their own addresses, also where a deny overrides.
 #[test]
 fn blocks_are_about_the_client_s_own_address() {
     with_lab(|lab| {
@@ -312,7 +312,7 @@ fn blocks_are_about_the_client_s_own_address() {
             node_port::open(lab, mode, &ports)?;
             check(&clients, &ports).with_context(|| format!("{mode:?}"))?;
         }
-        // To admit the world admits clients, and no pod.
+        // A rule that admits the world admits clients outside of the cluster, and no pod.
         lab.write_policy("in.yaml", &ingress("  - fromEntities: [world]\n"))?;
         let [admitted, ..] = &clients;
         eventually("the world is admitted", SOON, || admitted.check(&ports))?;

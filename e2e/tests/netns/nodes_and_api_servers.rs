@@ -40,7 +40,7 @@ endpoints: [{{addresses: ["{address}"]}}]
     )
 }
 
-/// Web may reach nodes and API servers, and one block and one name that contain nodes too.
+/// Web may reach nodes and API servers, and also one block and one name that contain nodes.
 fn policy() -> String {
     let entities = r#"
 - toEntities: [remote-node]
@@ -138,7 +138,8 @@ fn entities_mean_nodes_and_api_servers() {
             stream.expect_alive()?;
         }
 
-        // The API server is now on that node too. The one outside was removed.
+        // The API server has moved to that node, too. The API server outside of the cluster was
+        // removed.
         let moved = node("other", &[web4(10)]) + &api_servers("IPv4", web4(10));
         lab.write_policy("cluster.yaml", &moved)?;
         eventually("the API server has moved", SOON, || {
@@ -150,7 +151,7 @@ fn entities_mean_nodes_and_api_servers() {
         api.expect_cut(SOON)?;
         lab.a.expect_open(at(web4(12), 8080))?;
         lab.a.expect_closed(at(web6(10), 80))?;
-        // Without a node there it is the name's again.
+        // When no node has the address any more, the rule for the name opens it again.
         lab.remove_policy("cluster.yaml")?;
         eventually("the node is gone", SOON, || {
             lab.a.expect_closed(at(web4(10), 8080))

@@ -103,7 +103,7 @@ fn a_node_without_an_agent_is_named_until_it_has_one_or_has_left() {
 
         api.put(agent_on("n2"))?;
         without_agent(lab, &[])?;
-        // The labels of the nodes change: agents leave them.
+        // The agents of two nodes leave, as after a change of the nodes' labels.
         for node in ["n2", "n3"] {
             api.delete("pods", NAMESPACE, &format!("holdfast-agent-{node}"))?;
         }

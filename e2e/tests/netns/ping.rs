@@ -28,7 +28,7 @@ fn echoes_follow_the_policy() {
         for query in [Query::a, Query::aaaa] {
             lab.a.ask(&query("www.good.test", DNS4))?;
         }
-        // A prefix without ports, another pod by type, the node.
+        // Allowed: a prefix without ports, another pod by type, the node.
         for to in [
             web4(10),
             web6(10),
@@ -39,7 +39,7 @@ fn echoes_follow_the_policy() {
         ] {
             lab.a.ping(to, SOON)?;
         }
-        // No rule; a name whose rule is for ports; a deny.
+        // Denied: no rule; a name whose rule is for ports; a deny.
         for (to, reason) in [
             (web4(11), Reason::PolicyDenied),
             (web6(11), Reason::PolicyDenied),

@@ -64,7 +64,7 @@ fn a_pod_whose_addresses_change_while_the_agent_is_down_keeps_its_names() {
             lab.a.ask(&Query::a(&name, DNS4))?.expect(address)?;
         }
         programs.agent.kill_9()?;
-        // Learned without an agent, at the former address.
+        // Learned without an agent, at the pod's former address.
         lab.a
             .ask(&Query::a("later.good.test", DNS4))?
             .expect(web4(12))?;

@@ -65,7 +65,7 @@ fn changes_take_effect_on_live_programs() {
     });
 }
 
-/// Enough queries that each of two proxies gets some of them.
+/// Sends enough queries that each of two proxies gets some of them.
 fn many(lab: &Lab, query: &Query, code: ResponseCode) -> Result<()> {
     for _ in 0..40 {
         let got = lab.a.ask(query)?.code();

@@ -137,7 +137,7 @@ fn begin(lab: &Lab, options: &SdpOptions) -> Result<Program> {
     Program::start("holdfast-sdp", lab.sdp_command(options)?, &log)
 }
 
-/// It listens, is alive, and says what it waits for, to probes and in `status`.
+/// Waits until the proxy listens, is alive, and says what it waits for, to probes and in `status`.
 fn waits(lab: &Lab) -> Result<()> {
     eventually("only rules and endpoints are missing", SOON, || {
         let (code, body) = lab.http(SDP, "/readyz")?;

@@ -43,7 +43,7 @@ fn an_answer_opens_no_refused_prefix_and_a_cidr_rule_does() {
         lab.a.expect_closed(at(other4(10), 80))?;
         let plumbed = lab.ipcache()?;
         ensure!(!plumbed.contains_key(&METADATA) && !plumbed.contains_key(&other4(10)));
-        // For promise R6, refusals by default count as exceptions.
+        // For promise R6, the prefixes that are refused by default are exceptions.
         ensure!(lab.audit("meta.good.test", &[9961])? == 0);
         lab.audit_settled("meta.good.test", SOON)?;
         let id = lab.endpoint_id(&lab.a)?.to_string();

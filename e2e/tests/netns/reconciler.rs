@@ -57,11 +57,11 @@ fn entries_that_another_program_wrote_are_repaired_and_counted() {
         let closed = IpcacheKey::v4([203, 0, 113, 12], 32);
         let right = ipcache.get(&open)?.context("the address is not there")?;
 
-        // Missing: an allowed address is closed.
+        // A missing entry: an allowed address is closed.
         ensure!(ipcache.remove(&open)?, "not removed");
         counts(lab, "ipcache", 1.0)?;
         lab.a.expect_open(at(web4(10), 80))?;
-        // Wrong.
+        // A wrong entry.
         let world = IpcacheValue {
             sec_identity: IdentityId::WORLD_IPV4.0,
             ..right
@@ -69,7 +69,7 @@ fn entries_that_another_program_wrote_are_repaired_and_counted() {
         ipcache.set(&open, &world)?;
         counts(lab, "ipcache", 2.0)?;
         lab.a.expect_open(at(web4(10), 80))?;
-        // Superfluous: an address is open that is not allowed.
+        // A superfluous entry: an address is open that is not allowed.
         ipcache.set(&closed, &right)?;
         counts(lab, "ipcache", 3.0)?;
         lab.a.expect_closed(at(web4(12), 80))?;

@@ -45,7 +45,7 @@ fn options(api: &ApiServer) -> AgentOptions {
         .flag("--node-name=n1")
 }
 
-/// Waits until the condition of a policy is so; gives its message.
+/// Waits until the condition of a policy has this status. Returns its message.
 fn condition(api: &ApiServer, plural: &str, namespace: &str, status: &str) -> Result<String> {
     eventually(&format!("{plural} is Valid={status}"), SOON, || {
         let object = api.get(plural, namespace, "web")?.context("no object")?;
@@ -106,7 +106,7 @@ fn a_refused_policy_says_so_in_its_conditions_and_a_corrected_one_that_it_is_acc
             .context("no Lease")?;
         ensure!(lease["spec"]["holderIdentity"] == "n1", "{lease}");
 
-        // A restart writes nothing twice; its Events are counted, not doubled.
+        // A restart writes nothing twice: existing Events are counted, not doubled.
         let version = object["metadata"]["resourceVersion"].clone();
         agent.kill_9()?;
         api.forget_answered();
@@ -251,7 +251,7 @@ fn an_agent_that_does_not_have_the_lease_writes_nothing_and_one_without_the_righ
             api.answered()
         );
 
-        // The other agent gives it back; this one is restarted and has no right to patch.
+        // The other agent releases the Lease. This agent is restarted, without the right to patch.
         api.edit("leases", NAMESPACE, "holdfast-refusals", |lease| {
             lease["spec"]["holderIdentity"] = json!("");
         })?;

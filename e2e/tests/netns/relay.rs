@@ -1,5 +1,5 @@
-//! An agent that follows relays enforces what it would with watches of its own, and goes on with
-//! what it has while relays, or their API server, are away.
+//! An agent that follows relays enforces the same as with watches of its own, and goes on with what
+//! it has while relays, or their API server, are away.
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use holdfast_e2e::{AgentOptions, Lab, Program, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Until a connection must be there again: its longest pause is 30 s.
+/// Time until a connection must be there again: the longest pause is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
 
 fn policy() -> Value {
@@ -31,8 +31,8 @@ fn db(name: &str, address: IpAddr) -> Value {
     pod("default", name, json!({"app": "db"}), "n2", &[&address])
 }
 
-/// A cluster with a policy, the pod that it selects, and a database on another node. Agents may not
-/// read it: the account that may is the relays'.
+/// A cluster with a policy, the pod that it selects, and a database on another node. Only the
+/// account of the relays may read these objects, not the account of the agents.
 fn cluster(lab: &Lab) -> Result<ApiServer> {
     let directory = lab.directory().join("apiserver");
     let api = ApiServer::start(Some(&lab.node), &directory, Options::with_relays())?;
@@ -140,7 +140,7 @@ fn policy_of_the_cluster_is_in_force_by_relays_and_stays_while_they_are_away() {
         closes(lab, web4(12))?;
         lab.watches_follow(FOLLOWS)?;
         lab.status_has(SOON, &["by relay 127.0.0.1:9971"])?;
-        // The agent itself asked for nothing but its own node's matters.
+        // The agent itself requested only objects about its own node.
         let lists = api.answered();
         let pods = lists
             .iter()

@@ -12,7 +12,7 @@ use shared_maps::event::Reason;
 const SOON: Duration = Duration::from_secs(20);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not.
+/// Web server that policy does not allow.
 const DENIED: u8 = 12;
 /// Host side of the new interface of pod a.
 const HOST_SIDE: &str = "lxcnew";
@@ -28,8 +28,8 @@ fn start(lab: &Lab, options: &[&str]) -> Result<Program> {
     Ok(agent)
 }
 
-/// Pod a's new interface is an endpoint. It reaches the server that policy allows, and its number
-/// is not `before`.
+/// Waits until pod a's new interface is an endpoint, with a number other than `before`, that
+/// reaches only the server that policy allows.
 fn followed(lab: &Lab, before: u64) -> Result<()> {
     eventually("the new interface is under policy", SOON, || {
         ensure!(lab.endpoint_id(&lab.a)? != before, "it is the old one");
@@ -38,7 +38,7 @@ fn followed(lab: &Lab, before: u64) -> Result<()> {
     })
 }
 
-/// Packets were sent, and none of them reached the server that policy denies.
+/// Checks that packets were sent, and that none of them reached the server that policy denies.
 fn none_arrived(lab: &Lab, floods: Vec<Flood>) -> Result<()> {
     for flood in floods {
         ensure!(flood.finish() > 0, "nothing was sent");
@@ -48,8 +48,8 @@ fn none_arrived(lab: &Lab, floods: Vec<Flood>) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the namespace of pod a. Its interface to the node is `inside`, and the node's side of
-/// it is down. The pod needs no answer from the node to send packets.
+/// Replaces the namespace of pod a. The interface to the node is `inside`, and the node's side of
+/// the interface is down. The pod needs no answer from the node to send packets.
 fn replace_namespace(lab: &Lab, inside: &str) -> Result<()> {
     let name = lab.a.netns.name();
     shell::run("ip", &["netns", "delete", name])?;
@@ -241,7 +241,7 @@ fn a_pod_that_copies_the_numbers_of_a_pair_of_the_node_stays_under_policy() {
         )?;
         let denied = at(web4(DENIED), 80);
         lab.a.expect_closed(denied)?;
-        // The interface in the pod has another name now.
+        // The interface in the pod gets another name.
         lab.a.netns.batch(
             "link set eth0 down\n\
              link set eth0 name x1\n\

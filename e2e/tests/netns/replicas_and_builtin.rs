@@ -1,5 +1,5 @@
-//! Two standalone proxies and the agent's built-in one share the port. The built-in one gets
-//! queries only when no other is live, and a dead replica gets none.
+//! Two standalone proxies and the agent's built-in proxy share the port. The built-in proxy gets
+//! queries only when no standalone proxy is live, and a dead replica gets no queries.
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -25,7 +25,7 @@ fn replicas_share_and_replace_one_another() {
 
         let one = lab.start_sdp(&SdpOptions::new("one", 9971))?;
         let two = lab.start_sdp(&SdpOptions::new("two", 9972))?;
-        // The built-in proxy gets none of them while a replica is live.
+        // The built-in proxy gets no query while a replica is live.
         eventually(
             "the replicas answer everything",
             Duration::from_secs(20),
@@ -68,7 +68,7 @@ fn replicas_share_and_replace_one_another() {
         )?;
         all_answered(lab, 100)?;
 
-        // A hanging replica gets none either, and gets queries again when it continues.
+        // A hanging replica gets no queries, either, until it continues.
         let one = lab.start_sdp(&SdpOptions::new("one", 9971))?;
         one.signal(Signal::SIGSTOP)?;
         eventually(
@@ -102,7 +102,7 @@ fn replicas_share_and_replace_one_another() {
     });
 }
 
-/// Each from a fresh source port, so that all slots get their share.
+/// Sends each query from a fresh source port, so that all slots get their share.
 fn all_answered(lab: &Lab, count: u32) -> Result<()> {
     let query = Query::a("www.good.test", DNS4);
     for i in 0..count {

@@ -17,10 +17,10 @@ const SOON: Duration = Duration::from_secs(10);
 /// TTL of the records that change, seconds, and the time in which a change is known.
 const TTL: u32 = 6;
 const REFRESHED: Duration = Duration::from_secs(TTL as u64 + 2);
-/// Ten failures, and a TTL.
+/// Time for ten failed look-ups and a TTL.
 const FAILED: Duration = Duration::from_secs(40);
 const SERVERS: u8 = 8;
-/// Answers while the agent is away.
+/// Number of answers while the agent is away.
 const ANSWERS: u16 = 1000;
 
 /// Allows these names, and nothing else.
@@ -46,7 +46,7 @@ fn options(lab: &Lab) -> Result<AgentOptions> {
         .flag("--mapping-lease-slack=0s"))
 }
 
-/// Server `n` outside, and one of its two addresses of the name that all have.
+/// Address of DNS server `n`, which is outside of the cluster.
 fn server(n: u8) -> IpAddr {
     Ipv4Addr::new(192, 0, 2, 60 + n).into()
 }
@@ -55,7 +55,7 @@ fn pooled(server: u8, n: u8) -> IpAddr {
     Ipv4Addr::new(203, 0, 114 + server, n).into()
 }
 
-/// The entry of a name in the object that is about it.
+/// The entry of a name in the object for this name.
 fn entry(lab: &Lab, name: &str) -> Result<Value> {
     let objects = lab.agent_json(&["resolver", "list"])?;
     let objects = objects.as_array().context("a list")?;
@@ -112,7 +112,8 @@ fn names_stay_fresh_although_no_pod_asks() {
         })?;
         lab.a.expect_closed(at(web4(11), 80))?;
 
-        // A look-up asks five servers once it knows several addresses, and each has two others.
+        // A look-up asks five servers once the name has several addresses, and each server has two
+        // other addresses.
         eventually(
             "addresses of five servers after one TTL",
             REFRESHED + SOON,
@@ -212,7 +213,7 @@ impl Drop for Disk {
     }
 }
 
-/// `status` has one problem: the directory cannot be written.
+/// Waits until `status` has exactly one problem: the directory cannot be written.
 fn says_read_only(lab: &Lab) -> Result<()> {
     eventually("the read-only directory is reported", SOON, || {
         let status = lab.agent_json(&["status"])?;
@@ -264,7 +265,7 @@ fn names_are_looked_up_in_memory_while_the_directory_is_read_only() {
         };
         in_file(web4(11))?;
 
-        // The objects that are there are read, and their names are looked up.
+        // The agent reads the existing objects, and looks up their names.
         programs.agent.kill_9()?;
         disk.remount("ro")?;
         lab.zone.set("www.example.test", &[web4(12)], TTL);
@@ -333,8 +334,8 @@ fn answers_during_an_absence_of_the_agent_are_in_the_objects_afterwards() {
         };
         eventually("every answer is in a file", SOON, all_in_files)?;
 
-        // With every program gone, only the objects know them: the next run leads before it has
-        // read the policies, and removes none.
+        // When every program is gone, only the objects have the answers. The next run leads before it has
+        // read the policies, and removes no object.
         agent.kill_9()?;
         programs.sdp.kill_9()?;
         let _agent = lab.start_agent(&options)?;

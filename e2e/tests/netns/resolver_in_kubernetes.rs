@@ -26,9 +26,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 const OBSERVATIONS: u8 = 200;
-/// Observations that one agent writes at the same time.
+/// Number of observations that one agent writes at the same time.
 const AT_ONCE: usize = 4;
-/// Attempts of one observation: more than there are others.
+/// Maximum number of attempts to write one observation: more than there are other writes.
 const ATTEMPTS: u32 = 1000;
 /// Time at which all answers arrived, in every observation.
 const NOW: UnixTime = UnixTime(1_800_000_000);
@@ -71,7 +71,7 @@ fn key() -> ObjectKey {
     }
 }
 
-/// Adds what one query learned, as often as other writers are faster. Gives the number of conflicts.
+/// Adds what one query learned. Tries again while other writers are faster. Returns the number of conflicts.
 async fn write(store: &KubeStore, name: &Fqdn, address: IpAddr) -> Result<u32> {
     let spec = Fqdn::normalise(WILDCARD);
     let found = Outcome::Found(vec![(address, 300)]);
@@ -116,7 +116,7 @@ fn two_hundred_parallel_observations_of_two_agents_are_all_in_the_object() -> Re
         ensure!(matches!(made, Created::Done(_)), "{made:?}");
         let again = stores[1].create(&key(), &Fqdn::normalise(WILDCARD)).await?;
         ensure!(again == Created::Exists, "{again:?}");
-        // Besides the conflicts that parallel writers make.
+        // These conflicts add to the conflicts that parallel writers cause.
         server.conflict("dnsnameresolvers", 3)?;
         let mut writers = JoinSet::new();
         let limits = [0, 1].map(|_| Arc::new(Semaphore::new(AT_ONCE)));
@@ -206,12 +206,12 @@ fn one_agent_leads_and_another_continues_after_it_was_killed_or_stopped() -> Res
         ensure!(*first.role.borrow() == Role::Leads && *second.role.borrow() == Role::Follows);
         ensure!(holder(&server)? == "n1");
 
-        // Killed: it gives nothing back.
+        // The first agent is killed: it does not release the Lease.
         first.task.abort();
         until(&mut second, Role::Leads).await?;
         ensure!(holder(&server)? == "n2");
 
-        // Stopped: the Lease is free at once.
+        // The second agent is stopped: the Lease is free at once.
         second.stop.cancel();
         until(&mut second, Role::Follows).await?;
         let mut first = seek(&tasks, one);
@@ -232,7 +232,7 @@ fn one_agent_leads_and_another_continues_after_it_was_killed_or_stopped() -> Res
 
 #[test]
 fn an_agent_that_only_consumes_writes_nothing() -> Result<()> {
-    // It has all rights.
+    // The account has the resolver's rights: the store itself refuses to write.
     with_server(Options::with_resolver(), async |server| {
         let store = store(&server, "n1", Access::Consume).await?;
         let tasks = TaskTracker::new();

@@ -26,7 +26,7 @@ fn only(app: &str, web: u8) -> String {
     egress(app, app, &cidr(&format!("203.0.113.{web}/32")))
 }
 
-/// The problems in the agent's status contain all of these.
+/// Checks that the problems in the agent's status contain all of `parts`.
 fn status_names(lab: &Lab, parts: &[&str]) -> Result<()> {
     let status = lab.agent_json(&["status"])?;
     let problems = status.get("problems").context("problems")?.to_string();
@@ -37,7 +37,7 @@ fn status_names(lab: &Lab, parts: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Each pod reaches the server that policy allows to it, and not the one that policy denies to all.
+/// Checks that each pod reaches its allowed server, and not the server that policy denies to all.
 fn each_reaches_its_server(pods: &[(&Pod, u8)]) -> Result<()> {
     for (pod, allowed) in pods {
         pod.expect_open(at(web4(*allowed), 80))?;
@@ -162,7 +162,7 @@ fn a_pod_that_claims_the_dns_servers_address_does_not_get_it_at_a_restart() {
         lab.endpoint_id(&lab.a)?;
         lab.endpoint_id(&lab.b)?;
         ensure!(addresses(lab)? == before, "{:?}", addresses(lab)?);
-        // Without its own address a pod has no more.
+        // A pod that has lost its own addresses gets no other address.
         agent.kill_9()?;
         for pod in [&lab.a, &lab.b] {
             pod.netns.batch(&format!(

@@ -1,6 +1,6 @@
-//! A container that is started again has another network namespace and another interface. That
-//! interface is closed if it takes the place of the endpoint's, until it is an endpoint. `status` says
-//! what is closed, what is open, and which command adds it.
+//! A container that is started again has another network namespace and another interface. If the
+//! new interface takes the place of the endpoint's interface, it is closed until it is an endpoint
+//! itself. `status` says what is closed, what is open, and which command adds it.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -136,7 +136,8 @@ fn a_container_on_a_bridge_that_gets_its_address_again_is_closed() {
         let neighbour = bridge.add_pod("r", 12)?;
         says(lab, &["dir/p.yaml", "nothing passes lxcq", "the new netns"])?;
         is_closed(&again)?;
-        // It does not open itself by another address, and a restart of the agent does not open it.
+        // The container does not open itself by another address, and a restart of the agent does
+        // not open it.
         again.netns.batch(
             "address del 10.88.0.11/24 dev eth0\n\
              address del fd88::b/64 dev eth0\n\
@@ -153,8 +154,8 @@ fn a_container_on_a_bridge_that_gets_its_address_again_is_closed() {
         neighbour.expect_open(at(web4(DENIED), 80))?;
         std::fs::write(&document, of(&again))?;
         lab.endpoint_id(&again)?;
-        // Its last request for the node's MAC, of which no answer passed, fails three seconds after the first
-        // attempt, and with it each connection that waits for it.
+        // The container's last request for the node's MAC got no answer. It fails three seconds
+        // after the first attempt, and with it each connection that waits for the MAC.
         again.netns.batch("neighbour flush dev eth0")?;
         is_under_policy(lab, &again)?;
         says_nothing_of(lab, "dir/p.yaml")

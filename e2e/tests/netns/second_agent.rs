@@ -16,10 +16,10 @@ use shared_maps::pin;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 const SOON: Duration = Duration::from_secs(10);
-/// A port of the proxies, as by default.
+/// Default port of the proxies.
 const PORT: u16 = 10094;
 
-/// An agent with state directory, sockets and port of its own, wrapped in `wrapper`.
+/// Starts an agent with state directory, sockets and port of its own, wrapped in `wrapper`.
 fn other(lab: &Lab, name: &str, bpf_root: &Path, wrapper: &[&str]) -> Result<Program> {
     let program = config::program("holdfast-agent")?;
     let dir = lab.directory().join(name);
@@ -73,7 +73,7 @@ fn a_second_agent_on_the_same_bpf_root_is_refused_and_removes_nothing() {
         lab.a.expect_closed(at(web4(12), 80))?;
         lab.a.expect_open(at(web4(10), 80))?;
 
-        // The way out that the message names.
+        // The remedy that the message names.
         let own = lab.bpf_root().join("second");
         let second = other(lab, "third", &own, &[])?;
         eventually("it runs on a root of its own", SOON, || {
@@ -83,7 +83,7 @@ fn a_second_agent_on_the_same_bpf_root_is_refused_and_removes_nothing() {
         drop(second);
         lab.a.expect_closed(at(web4(12), 80))?;
 
-        // The lock ends with its holder, however that ends.
+        // The lock ends with its holder, however the holder ends.
         drop(programs.agent);
         let _next = lab.start_agent(&AgentOptions::default())?;
         Ok(())
@@ -187,7 +187,7 @@ fn locks_are_for_root_and_the_proxies_group_alone() {
     });
 }
 
-/// A socket of another user's, bound to the proxy port.
+/// A socket of another user, bound to the proxy port.
 fn bind_as(uid: u32, kind: Type, protocol: Protocol, reuse_address: bool) -> Result<Socket> {
     let socket = Socket::new(Domain::IPV4, kind, Some(protocol))?;
     fchown(&socket, Some(Uid::from_raw(uid)), None)?;

@@ -8,17 +8,17 @@ use holdfast_e2e::lab::{DNS4, DNS6, Lab, web4};
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{Query, with_lab};
 
-/// Ports of the node for connections to one server. Few, so that the attack takes seconds.
+/// Number of the node's ports for connections to one server: few, so that the attack takes seconds.
 const PORTS: u64 = 600;
-/// Connections of the attacker to each server, with one query each.
+/// Number of connections of the attacker to each server, with one query each.
 const CONNECTIONS: u64 = 3 * PORTS;
-/// Queries of the victim over TCP.
+/// Number of queries of the victim over TCP.
 const VICTIM: usize = 50;
-/// Threads of the attacker that send queries at the same time.
+/// Number of threads of the attacker that send queries at the same time.
 const THREADS: usize = 4;
 /// Number of the state TIME_WAIT in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
-/// Closed connections to servers that may still have their ports, of all pods.
+/// Maximum number of closed connections to servers, of all pods, that still have their ports.
 const MOST_CLOSED: usize = 50;
 
 #[test]
@@ -86,7 +86,7 @@ fn connections_of_one_pod_take_no_ports_from_another() {
     });
 }
 
-/// Connections to port 53 in state TIME_WAIT at the node.
+/// Number of the node's connections to port 53 in state TIME_WAIT.
 fn closed(lab: &Lab) -> Result<usize> {
     let read = || -> Result<usize> {
         let mut closed = 0;

@@ -14,7 +14,7 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Query, SdpOptions, eventually, with_l
 
 const SOON: Duration = Duration::from_secs(10);
 const NODE_LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 20, 10));
-/// Connections to a Service in a row: each may go to another backend.
+/// Number of connections to a Service in a row: each may go to another backend.
 const TRIES: usize = 6;
 
 const DNS: u8 = 10;
@@ -134,7 +134,7 @@ fn rules() -> String {
     .to_owned()
 }
 
-/// Pod b asks without the proxy.
+/// The rule by which pod b queries without the proxy.
 const PLAIN: &str = "- toEndpoints: [{matchLabels: {app: dns}}]\n  toPorts: [{ports: [{port: \"5353\", protocol: ANY}]}]\n";
 
 /// Queries for DNS pods may come from the pods of the other rules.
@@ -153,7 +153,7 @@ fn labels(app: &str) -> String {
     format!("k8s:app={app},k8s:io.kubernetes.pod.namespace=default")
 }
 
-/// Queries to an address: allowed names are answered, others are refused and never asked.
+/// Checks that allowed names are answered, and that other names are refused and reach no server.
 fn is_judged(lab: &Lab, pod: &Pod, servers: &[IpAddr]) -> Result<()> {
     let bad = lab.zone.asked("www.bad.test");
     for server in servers {
@@ -302,7 +302,8 @@ fn policy_about_pods_holds_at_the_addresses_of_their_services() {
         ensure!(!tracked(lab, &[&lab.b])?.is_empty());
         lab.b.expect_closed(at(vips(DB)[0], 80))?;
 
-        // The pod behind a Service reaches itself through it: from the node's address.
+        // The pod behind a Service reaches itself through the Service: the packets come from the
+        // node's address.
         reaches(&db, 80, 7000).context("hairpin")?;
 
         let status = lab.agent(&["status"])?;
@@ -319,7 +320,7 @@ fn policy_about_pods_holds_at_the_addresses_of_their_services() {
     });
 }
 
-/// `why` and `observe` go from a Service to the pods behind it.
+/// Checks that `why` and `observe` name the pods behind a Service.
 fn is_explained(lab: &Lab) -> Result<()> {
     let id = lab.endpoint_id(&lab.a)?.to_string();
     for (host, parts) in [
@@ -370,7 +371,8 @@ fn node_local_cache(lab: &Lab, pods: &[&Pod]) -> Result<()> {
     Ok(())
 }
 
-/// A pod of other labels joins and leaves: the Service closes and opens, in documents alone.
+/// A pod with other labels joins, and then gets the labels of the other pods: the Service closes
+/// and opens. Only the documents change.
 fn backends_change(lab: &Lab, db: &Service<'_>, pod: &Pod, far: [IpAddr; 2]) -> Result<()> {
     let vip: SocketAddr = at(vips(DB)[0], 80);
     lab.write_policy(

@@ -1,8 +1,9 @@
 //! A pod that makes its packets skip the programs of its interface reaches nothing with them.
 //!
-//! A packet that was redirected through an `ifb` device runs no program and no action of a filter at the
-//! next hook that it comes to. That is the pod's own interface, which the device gives it back to, unless
-//! the filter there does not match any more. Then it is the node's end of the link.
+//! A packet that comes back from an `ifb` device skips the programs and the actions of filters at
+//! one hook. The device gives the packet back to the pod's own interface. If the filter there
+//! matches the packet again, the filter's action is skipped. Otherwise the packet skips the hook at
+//! the node's end of the link.
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -20,12 +21,12 @@ const SOON: Duration = Duration::from_secs(15);
 const SHORT: Duration = Duration::from_millis(500);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not.
+/// Web server that policy does not allow.
 const DENIED: u8 = 12;
 
-/// From now on what the pod sends goes through an `ifb` device of its own. The filter matches packets of
-/// queue 0. The device has many queues, and the packet comes back with the number of one, of its flow's
-/// hash.
+/// Makes the pod's packets go through an `ifb` device in the pod. The filter matches packets of queue 0. The
+/// device has many queues, and a packet comes back with the number of the queue that the hash of its flow
+/// selects.
 fn skip_programs(pod: &Pod) -> Result<()> {
     let run = |program, line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -86,7 +87,7 @@ fn forge_arp(pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// How many of these addresses the node has as neighbours.
+/// Number of the addresses of [`forge_arp`] that the node has as neighbours.
 fn learnt(lab: &Lab) -> Result<usize> {
     let neighbours = lab.node.run("ip", &["-4", "neighbour", "show"])?;
     Ok(neighbours
@@ -252,7 +253,7 @@ fn rules_that_are_made_again_lose_no_packet() {
         lab.write_policy("web.yaml", &egress("web", "web", &rules))?;
         let mut agent = lab.start_agent(&AgentOptions::default())?;
         lab.add_endpoint(&lab.a, WEB)?;
-        // It would see the tables in the middle of a change.
+        // A running agent would see the tables in the middle of a change.
         agent.signal(Signal::SIGTERM)?;
         ensure!(agent.wait(SOON)?.success());
         let kept = lab.a.datagrams(at(web4(OPEN), UDP_PORT))?;

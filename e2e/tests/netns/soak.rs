@@ -5,7 +5,8 @@ use holdfast_e2e::soak::{Reading, Size, play};
 /// A quantity that must not grow.
 type Count = (&'static str, fn(&Reading) -> usize);
 
-/// Counts and memory of the second half are at most slightly larger than those of the first.
+/// Checks that counts and memory of the second half are at most slightly larger than in the first
+/// half.
 fn is_bounded(readings: &[Reading], memory: bool) {
     for reading in readings {
         let summary = &reading.summary;

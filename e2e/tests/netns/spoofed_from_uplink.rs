@@ -1,4 +1,5 @@
-//! A packet from outside that bears an address of the node or of one of its pods is not theirs.
+//! A packet from outside with the address of the node or of a pod does not count as a packet of the
+//! node or of the pod.
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -97,7 +98,7 @@ fn an_address_of_the_node_proves_nothing_outside() {
                 ),
             ] {
                 let to = at(own, UDP_PORT);
-                // These senders are what they say.
+                // These senders use their own addresses.
                 let mut expected = 0;
                 for netns in [&lab.a.netns, &near.netns, &lab.node] {
                     expected += 1;
@@ -125,7 +126,7 @@ fn an_address_of_the_node_proves_nothing_outside() {
                 for from in claimed {
                     let before = lab.counted(Reason::PolicyDenied)?;
                     send(&lab.world, from, to, MANY)?;
-                    // The path works, and this one comes last.
+                    // The path works, and this packet comes last.
                     send(&lab.world, known, to, 1)?;
                     expected += 1;
                     eventually("the packet that policy admits arrives", SOON, || {

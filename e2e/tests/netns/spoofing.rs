@@ -62,7 +62,7 @@ fn a_false_source_reaches_nothing() {
                     Ok(())
                 })?;
             }
-            // The packet that was sent after them on the same path arrives.
+            // The packet that was sent after the false packets, on the same path, arrives.
             lab.a.datagram(open, SOON)?;
             lab.a.ask(&Query::a("www.good.test", dns))?;
             assert_eq!(lab.web.visits(open), visits + 1, "a false source arrived");
@@ -89,7 +89,7 @@ fn a_false_source_reaches_nothing() {
                 .batch(&format!("address del {own}/{bits} dev eth0"))?;
             lab.a.expect_open(at(web, 80))?;
         }
-        // People see it too.
+        // Metrics and `observe` show the drops.
         let total = lab.metric(9962, "holdfast_drop_count_total", "spoofed_source")?;
         assert!(total >= 12.0 * 20.0, "{total} drops in the agent's metrics");
         let observed = lab.agent(&["observe"])?;

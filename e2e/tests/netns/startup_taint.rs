@@ -154,7 +154,8 @@ fn taints_that_another_program_sets_meanwhile_are_not_lost() {
     });
 }
 
-/// Counts in the value of a taint. Gives how often the value was not the last one that was written.
+/// Counts in the value of a taint. Returns how often the value was not the last one that was
+/// written.
 fn count_in_a_taint(api: &ApiServer, stop: &AtomicBool) -> Result<u64> {
     let (mut last, mut lost) = (0_u64, 0);
     while !stop.load(Ordering::Relaxed) {
@@ -200,7 +201,7 @@ fn a_right_that_is_missing_is_a_problem_with_the_command_that_removes_the_taint(
             let _agent = start(lab, &api, &conf_dir)?;
             problem_with(lab, &[reason, command.as_str(), "agentNotReadyTaintKey"])?;
             ensure!(has_startup_taint(&api)?, "{:?}", taints(&api)?);
-            // By hand. The agent notices it.
+            // The taint is removed by hand, and the agent notices it.
             api.edit("nodes", "", "n1", |node| {
                 node["spec"]["taints"] = json!([]);
             })?;

@@ -1,4 +1,4 @@
-//! Widely used resolvers get allowed names and report refused ones: dig, kdig, glibc, musl,
+//! Widely used resolvers get allowed names and report refused names: dig, kdig, glibc, musl,
 //! dnspython, c-ares.
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,7 +11,7 @@ use holdfast_e2e::lab::{DNS4, DNS6, at, web4, web6};
 use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Program, SdpOptions, shell, with_lab};
 
-/// Addresses of the name whose answer fits no datagram.
+/// Number of addresses of a name whose answers over UDP the server truncates.
 const MANY: u8 = 60;
 /// Number of addresses of a name whose answer fits a datagram, but not a packet.
 const LARGE: u8 = 250;
@@ -287,7 +287,7 @@ fn musl_ignores_refused() {
         let conf = format!("nameserver {DNS4}\noptions timeout:1 attempts:1\n");
         let lookup = |name| with_resolv_conf(lab, &conf, &[program, name]);
         lookup("www.good.test")?.expect(&[web4(10), web6(10)])?;
-        // It waits until its timeout.
+        // The resolver waits until its timeout.
         lookup("www.bad.test")?.expect_text("Try again")?;
         expect_judged(lab)
     });
@@ -355,7 +355,7 @@ fn c_ares_continues_its_search_list_after_a_refused_name() {
     });
 }
 
-/// A resolver of a language as its programs use it: how to run it on a source file.
+/// The resolver of a programming language, with the command that runs a source file.
 struct Language {
     package: &'static str,
     file: &'static str,
@@ -384,7 +384,7 @@ const LANGUAGES: [Language; 3] = [
     },
 ];
 
-/// With a search list, every allowed name resolves, and a refused one is reported as missing.
+/// With a search list, every allowed name resolves, and a refused name is reported as missing.
 #[test]
 #[ignore = "needs golang-go, default-jdk-headless and nodejs: cargo xtask test --tier nightly"]
 fn go_java_and_node_continue_their_search_lists_after_a_refused_name() {

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const SOON: Duration = Duration::from_secs(20);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not.
+/// Web server that policy does not allow.
 const DENIED: u8 = 12;
 
 /// Web may reach one server.
@@ -95,7 +95,7 @@ fn has_endpoints(lab: &Lab, expected: &[&str]) -> Result<()> {
     })
 }
 
-/// Policy decides about new connections of a pod.
+/// Waits until policy decides about new connections of a pod.
 fn judged(of: &Pod) -> Result<()> {
     eventually("the pod is under policy", SOON, || {
         of.expect_closed(at(web4(DENIED), 80))?;
@@ -180,7 +180,7 @@ fn connections_of_a_pod_that_ran_before_the_agent_go_on_under_policy() {
         has_endpoints(lab, &["netns/cni-a"])?;
         judged(&lab.a)?;
 
-        // An agent that starts while the API server is away has it with its last labels.
+        // An agent that starts while the API server is away keeps the pod as an endpoint with its last labels.
         agent.kill_9()?;
         cluster.api.away();
         let log = lab.directory().join("log/agent.log");
@@ -200,7 +200,8 @@ fn connections_of_a_pod_that_ran_before_the_agent_go_on_under_policy() {
             stream.expect_alive()?;
         }
 
-        // CHECK finds it. ADD gives it the runtime's name: it is one endpoint, and the same.
+        // CHECK finds the pod. ADD gives it the runtime's name: it is still one endpoint, with the
+        // same number.
         let runtime = Runtime::new(lab)?;
         let sandbox = Sandbox::new(&lab.a, "web");
         let check = runtime.call("CHECK", &sandbox, json!({"prevResult": sandbox.result()}))?;
@@ -243,15 +244,15 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
             &[&c.v4.to_string(), "kubectl -n default delete pod c"],
         )?;
         unmanaged(lab, 1.0)?;
-        // Its namespace appears: it is looked into.
+        // The pod's namespace appears, and the agent looks into it.
         cluster.show("cni-c", &c.netns.path())?;
         has_endpoints(lab, &["netns/cni-a", "netns/cni-c"])?;
         judged(&c)?;
         unmanaged(lab, 0.0)?;
-        // A document for it is not needed, and says so.
+        // A document for the pod is not needed, and `status` says so.
         let document = format!("netns: {}\nlabels: [k8s:app=web]\n", c.netns.name());
         std::fs::write(lab.directory().join("endpoints/c.yaml"), document)?;
-        // Nor is a second way out of the pod under policy.
+        // A second interface out of the pod is not under policy, and `status` says so.
         lab.node.batch(&format!(
             "link add second type veth peer name net1 netns {}",
             c.netns.name()
@@ -268,7 +269,8 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
         })?;
         std::fs::remove_file(lab.directory().join("endpoints/c.yaml"))?;
 
-        // The runtime removes one by DEL. The API and the namespace have it a little longer.
+        // The runtime removes one pod by DEL. The API server and the namespace's file have it a
+        // little longer.
         let runtime = Runtime::new(lab)?;
         runtime.stop(&Sandbox {
             container: "of-before".to_owned(),
@@ -277,7 +279,7 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
         has_endpoints(lab, &["netns/cni-c"])?;
         named(lab, "default/web", &[&lab.a.v4.to_string()])?;
         has_endpoints(lab, &["netns/cni-c"])?;
-        // The other goes with its namespace.
+        // The other pod ends with its namespace.
         std::fs::remove_file(cluster.netns_dir.join("cni-c"))?;
         drop(c);
         has_endpoints(lab, &[])
@@ -288,7 +290,7 @@ fn a_pod_that_was_taken_in_goes_when_the_runtime_removes_it() {
 fn namespaces_that_cannot_be_a_pods_are_refused_by_name() {
     with_lab(|lab| {
         let cluster = Cluster::new(lab)?;
-        // Two on a bridge with one address.
+        // Two pods on a bridge with the same address.
         let address: IpAddr = "10.78.0.10".parse()?;
         lab.node.batch(
             "link add cni0 type bridge\n\

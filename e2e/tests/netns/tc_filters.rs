@@ -1,5 +1,6 @@
-//! Where the kernel has no TCX, policy is enforced by filters of traffic control: replaced without a
-//! gap, repaired, found again by the next agent, removed by `cleanup`; filters of others stay.
+//! Where the kernel has no TCX, policy is enforced by filters of traffic control: replaced without
+//! a gap, repaired, found again by the next agent, removed by `cleanup`. Filters of other programs
+//! stay.
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use shared_maps::pin;
 use shared_maps::user::has_tcx;
 
 const SOON: Duration = Duration::from_secs(10);
-/// The kind of kernel that has no TCX.
+/// Makes the agent work as on a kernel without TCX.
 const WITHOUT_TCX: &str = "--enable-tcx=false";
 
 fn options() -> AgentOptions {
@@ -114,7 +115,7 @@ fn filters_enforce_policy_and_status_says_so() {
         let (_, ready) = lab.http(AGENT_METRICS, "/readyz")?;
         ensure!(ready.contains("programs: tc filters (Linux "), "{ready}");
 
-        // A filter of another program keeps its place behind ours, and is listed.
+        // A filter of another program keeps its place behind the agent's filter, and is listed.
         add_other(lab, "49152")?;
         in_force(lab)?;
         let status = lab.agent(&["status"])?;
@@ -276,7 +277,7 @@ fn at_the_qdisc_ingress_the_pod_is_restricted_and_status_names_what_is_missing()
         let refused = added.err().context("it is added in force")?.to_string();
         ensure!(refused.contains(remedy), "{refused}");
         lab.a.expect_closed(at(web4(12), 80))?;
-        // `to_pod` would judge what the pod sends.
+        // At this hook, `to_pod` would judge what the pod sends.
         ensure!(
             order(lab, "ingress")? == ["from_pod"],
             "{}",
@@ -303,7 +304,7 @@ fn a_filter_beside_a_pinned_link_is_removed_with_its_endpoint() {
         let pins = pins(lab)?;
         lab.a.expect_closed(at(web4(12), 80))?;
         agent.kill_9()?;
-        // As after an end between the new filter and its pin.
+        // The state after an agent that ended between adding the new filter and pinning it.
         let link = lab.bpf_root().join(pin::LINKS).join("hf_steer_link_v1");
         for pin in std::fs::read_dir(&pins)? {
             let pin = pin?.path();

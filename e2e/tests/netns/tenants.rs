@@ -15,7 +15,7 @@ use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
 const NAME: &str = "api.good.test";
-/// Connections that a check tries to open at the same time.
+/// Number of connections that a check tries to open at the same time.
 const TRIES: usize = 200;
 
 /// The policy of the tenant `mallory`: its pods may ask its own DNS server for any name.
@@ -76,7 +76,8 @@ fn the_dns_server_of_one_tenant_opens_nothing_to_another_tenants_pods() {
             ensure!(status.contains(says), "{status}");
         }
 
-        // Only trusted servers count from now on: the address closes with the grace of the restart.
+        // Only trusted servers have an effect after this: the address closes with the grace of the
+        // restart.
         programs.agent.terminate(SOON)?;
         let trusted = any
             .flag("--tofqdns-servers=trusted")
@@ -92,7 +93,7 @@ fn the_dns_server_of_one_tenant_opens_nothing_to_another_tenants_pods() {
         asks()?;
         let open = connections(lab, evil, TRIES);
         ensure!(open == 0, "{open} of {TRIES}");
-        // Its own server opens it to the victim, as before.
+        // The victim's own server still opens the address to the victim.
         lab.a.ask(&Query::a(NAME, DNS4))?.expect(good)?;
         let open = connections(lab, good, TRIES);
         ensure!(open == TRIES, "{open} of {TRIES}");
@@ -115,7 +116,7 @@ fn the_dns_server_of_one_tenant_opens_nothing_to_another_tenants_pods() {
     });
 }
 
-/// A pod that may ask no trusted server, after an upgrade: its names close, and it is said why.
+/// A pod that may ask no trusted server, after an upgrade: its names close, and `status` says why.
 #[test]
 fn without_a_trusted_server_names_stay_closed_and_status_says_so() {
     with_lab(|lab| {

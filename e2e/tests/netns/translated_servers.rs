@@ -101,7 +101,7 @@ fn queries_to_an_address_that_the_node_translates_are_judged_and_answered() {
     });
 }
 
-/// Translates the Services to a backend by turns: the first, third, … flow of each goes to the first.
+/// Translates each Service to its two backends by turns: flows 1, 3, … go to the first backend.
 fn translate_by_turns(lab: &Lab, backends: [[IpAddr; 2]; 2]) -> Result<()> {
     let rules = backends.map(|[first, second]| {
         let (family, service) = match first {
@@ -156,7 +156,7 @@ fn a_query_whose_server_is_gone_goes_to_the_next_one_behind_the_same_address() {
     });
 }
 
-/// As a pod of a DNS server that was deleted: its connection has an entry in the node's connection
+/// The pod of a DNS server was deleted: the connection to it still has an entry in the node's connection
 /// tracking, and no process answers.
 #[test]
 fn a_query_on_an_older_connection_whose_server_is_gone_without_a_word_is_answered() {

@@ -28,14 +28,15 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Longer than any answer of the lab takes.
 const NO_ANSWER: Duration = Duration::from_millis(500);
 
-/// Agent and proxy in transparent mode, also for servers outside, with pod a under `policy`.
+/// Starts agent and proxy in transparent mode, also for servers outside of the cluster, with pod a
+/// under `policy`.
 fn start_with(lab: &Lab, policy: &str) -> Result<Programs> {
     let sdp = SdpOptions::default().flag(FLAG).flag(OUTSIDE);
     let agent = AgentOptions::default().flag(FLAG).flag(OUTSIDE);
     start_as(lab, policy, &agent, &sdp)
 }
 
-/// The same, but servers outside do not see the pod.
+/// Like [`start_with`], but servers outside of the cluster do not see the pod's address.
 fn start_inside(lab: &Lab, policy: &str) -> Result<Programs> {
     let sdp = SdpOptions::default().flag(FLAG);
     start_as(lab, policy, &AgentOptions::default().flag(FLAG), &sdp)
@@ -54,7 +55,7 @@ fn start(lab: &Lab) -> Result<Programs> {
     start_with(lab, &good_names())
 }
 
-/// DNS queries to pods that are servers.
+/// A rule that allows DNS queries to pods with the label `app: dns`.
 fn dns_to_pods() -> String {
     dns_to("*.good.test", &[]).replace("toCIDR: []", "toEndpoints: [{matchLabels: {app: dns}}]")
 }
@@ -206,7 +207,7 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
                     lab.a.ask(&query)?.expect(web4(10))?;
                 }
                 assert_eq!(dns.take_askers(), askers([pod]), "{query:?}");
-                // Its own rules allow the query, but the server's rules do not.
+                // Pod c's own rules allow the query, but the server's rules do not.
                 let denied = lab.counted(Reason::PolicyDenied)?;
                 let asked = lab.zone.asked("www.good.test");
                 // For a datagram, the kernel reports the drop to the proxy.
@@ -221,7 +222,7 @@ fn a_server_on_the_same_node_sees_the_pod_and_its_policy_judges_it() {
         lab.a.expect_open(at(web4(10), 80))?;
         assert_eq!(fallbacks(lab, "")?, 0.0);
 
-        // The server's own connections continue, and connections to it without the proxy.
+        // The server's own connections continue, as do connections to it without the proxy.
         lab.b.expect_open(at(web4(11), 80))
     });
 }
@@ -330,7 +331,7 @@ fn a_port_in_use_loses_no_query() {
                 for _ in 0..3 {
                     lab.a.ask(&query)?.expect(web4(10))?;
                 }
-                // Others need ports, too.
+                // The range is restored, because other programs need ports, too.
                 range("32768 60999")?;
                 assert_eq!(lab.dns.take_askers(), askers([pod]), "{query:?}");
                 assert!(fallbacks(lab, "other_port")? > before, "{query:?}");
@@ -382,7 +383,7 @@ fn with_an_agent_that_lacks_the_setting_queries_have_the_nodes_address() {
         ask(NODE4)?;
         assert_eq!(lab.sdp_json("one", &["status"])?["transparent"], "blocked");
         assert!(fallbacks(lab, "no_return_path")? >= 2.0);
-        // Both ways while the proxy runs.
+        // The agent gets the setting, and then loses it, while the proxy runs.
         agent.kill_9()?;
         let agent = lab.start_agent(&AgentOptions::default().flag(FLAG))?;
         eventually("the pod's address is used", LIMIT, || ask(lab.a.v4.into()))?;

@@ -102,7 +102,7 @@ fn a_returned_agent_gets_what_it_missed() {
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         drop(agent);
 
-        // Served on, by the tables and rules it left.
+        // The proxy goes on, with the tables and rules that the agent left.
         ask(&lab.a, "away.good.test", DNS4)?.expect(web4(12))?;
         ask(&lab.a, "short.good.test", DNS4)?.expect(web4(13))?;
         ask(&lab.a, "www.bad.test", DNS4)?.expect_code(ResponseCode::Refused)?;
@@ -134,7 +134,8 @@ fn a_returned_agent_gets_what_it_missed() {
     });
 }
 
-/// Acknowledged answers are released while the agent answers nothing, and are still sent to it.
+/// Answers that the agent has acknowledged are released while it answers nothing, and are still
+/// sent to it.
 #[test]
 fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
     with_lab(|lab| {
@@ -148,7 +149,7 @@ fn an_answer_that_the_agent_has_acknowledged_does_not_wait_for_it() {
         let good = Query::a("www.good.test", DNS4);
         let (_sdp, _) = first_answer(lab, &options(lab, "one")?, &good)?;
         let released = || lab.metric(9971, "holdfast_mapping_leased_total", "");
-        // The first ones may arrive before the agent, or be acknowledged late.
+        // The first answers may arrive before the agent is connected, or be acknowledged late.
         eventually("an acknowledged answer", SOON, || {
             let before = released()?;
             lab.a.ask(&good)?.expect(web4(10))?;
@@ -273,7 +274,8 @@ fn the_status_of_steering_is_correct() {
     });
 }
 
-/// Without the steering program, a filter at the proxy's sockets drops its packets.
+/// Without the steering program, a filter at the proxy's sockets drops packets of the node's
+/// processes.
 #[test]
 fn a_process_of_the_node_takes_no_place_in_the_queue_of_pods_without_steering_either() {
     with_lab(|lab| {
@@ -322,7 +324,7 @@ fn starts_from_files_and_maps_while_the_agent_is_away() {
         place::pin_ipcache(lab, &world)?;
         let regex = "^(?:[-a-zA-Z0-9_]*[.]good[.]test[.])$";
         place::write_file(lab, &lab.a, web, regex, &[DNS4, DNS6])?;
-        // For the previous endpoint with this number: another identity.
+        // The file is for the previous endpoint with this number, which had another identity.
         let mut former = client.clone();
         former.identity = 41_999;
         place::write_file(lab, &lab.b, &former, "(?:)", &[])?;

@@ -1,5 +1,5 @@
 //! An agent that is stopped takes everything off its node if its DaemonSet was deleted, and leaves
-//! everything in force if the API server does not accept it any more.
+//! everything in force if the API server does not accept the agent any more.
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(20);
 const ENDS: Duration = Duration::from_secs(40);
 /// Web server that policy allows, by the number that `web4` takes.
 const OPEN: u8 = 10;
-/// Server that it does not.
+/// Web server that policy does not allow.
 const DENIED: u8 = 12;
 const SET: &str = "holdfast-agent";
 
@@ -57,7 +57,7 @@ fn start(lab: &Lab) -> Result<(ApiServer, Program)> {
 }
 
 fn ends(mut agent: Program) -> Result<String> {
-    // What it repaired cannot be asked for after it has cleaned up.
+    // The agent's repairs are read before it cleans up, because they cannot be read afterwards.
     agent.check_repairs_now();
     agent.signal(Signal::SIGTERM)?;
     let status = agent.wait(ENDS)?;
@@ -143,7 +143,7 @@ fn an_agent_whose_credentials_are_refused_leaves_its_node_as_it_is() {
 fn a_node_that_was_taken_out_enforces_until_a_pod_of_an_administrator_cleans_it_up() {
     with_lab(|lab| {
         let (_api, agent) = start(lab)?;
-        // The DaemonSet is there, and does not select the node any more.
+        // The DaemonSet still exists, but does not select the node any more.
         let log = ends(agent)?;
         ensure!(!log.contains("was deleted"), "{log}");
         lab.a.expect_closed(at(web4(DENIED), 80))?;

@@ -49,7 +49,7 @@ fn ports_of_a_closed_bridge_pass_nothing_until_they_are_endpoints() {
         for pod in [&first, &second] {
             pod.expect_closed(at(web4(OPEN), 80))?;
         }
-        // A routed pod is no port of it.
+        // A routed pod is not a port of the bridge.
         lab.a.expect_open(at(web4(DENIED), 80))?;
         lab.add_endpoint(&first, WEB)?;
         eventually("its policy holds", SOON, || {

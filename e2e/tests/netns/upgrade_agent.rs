@@ -67,7 +67,8 @@ fn the_previous_agent_and_this_one_continue_with_each_others_state() {
         let kept = lab.a.datagrams(at(web4(10), UDP_PORT))?;
         let shut = lab.a.datagrams(at(web4(12), UDP_PORT))?;
 
-        // Up, down again, and up: killed, then ended.
+        // Upgraded, downgraded, and upgraded again. The first agent is killed, the others are
+        // ended.
         for (number, program) in [None, Some(previous), None].into_iter().enumerate() {
             let before = maps(lab)?;
             if number == 0 {

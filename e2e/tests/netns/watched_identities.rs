@@ -1,5 +1,6 @@
-//! With `--identity-allocation=cluster` a label set has the number of its CiliumIdentity: by the agent's own watch,
-//! by a relay, and from the stored list. Without the right to read the objects, policy is in force as always.
+//! With `--identity-allocation=cluster` a label set has the number of its CiliumIdentity, which
+//! comes from the agent's own watch, a relay, or the stored list. Without the right to read the
+//! objects, policy is in force all the same.
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +15,8 @@ use holdfast_e2e::{AgentOptions, Lab, Program, eventually, with_lab};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Until an absent kind counts as empty (15 s), or a stored list stands in (15 s), with a pause of a watch.
+/// Longest wait until an absent kind counts as empty (15 s), or a stored list stands in (15 s),
+/// with a pause of a watch.
 const LATER: Duration = Duration::from_secs(60);
 const CLUSTER: &str = "--identity-allocation=cluster";
 
@@ -124,9 +126,9 @@ fn label_sets_have_the_numbers_of_the_cluster_also_after_a_restart_without_the_a
     with_lab(|lab| {
         let api = cluster(lab, Options::default().and_identities())?;
         api.put(identity("5000", "web"))?;
-        // Of another writer.
+        // An object of another writer.
         let mut of_another = identity("5001", "db");
-        // The label alone says nothing: Cilium copies those of pods.
+        // The label alone says nothing: Cilium copies the labels of pods.
         of_another["metadata"]["annotations"] = json!({});
         of_another["metadata"]["labels"] = json!({"app.kubernetes.io/managed-by": "holdfast"});
         api.put(of_another)?;
@@ -141,7 +143,7 @@ fn label_sets_have_the_numbers_of_the_cluster_also_after_a_restart_without_the_a
         api.put(identity("4000", "web"))?;
         lab.status_has(SOON, &["CiliumIdentity/4000 has the same"])?;
         has_number(lab, "web", 5000, "agent")?;
-        // A number outside of the range is refused, and the others count.
+        // A number outside of the range is refused, and the other objects stay in force.
         api.put(identity("61440", "x"))?;
         eventually("it is refused", SOON, || {
             let documents = lab.agent(&["policy", "get"])?;

@@ -15,7 +15,7 @@ use shared_maps::user::{Access, Globals, ipcache_key};
 const SOON: Duration = Duration::from_secs(10);
 const NAME: &str = "www.good.test";
 
-/// The answer of `why`, and whether it exited with 0. Its two forms must agree.
+/// The answer of `why` as JSON and as text, which must agree.
 fn why(lab: &Lab, arguments: &[&str]) -> Result<(Value, String)> {
     let program = config::program("holdfast-agent")?.display().to_string();
     let mut command = lab.node.command(&program);
@@ -59,7 +59,7 @@ fn missing(answer: &Value) -> Result<(String, String)> {
     ))
 }
 
-/// `why` says no, names `hop` first, and has each of `parts` in its text.
+/// Checks that `why` says no, names `hop` first, and has each of `parts` in its text.
 fn broken(lab: &Lab, arguments: &[&str], hop: &str, parts: &[&str]) -> Result<()> {
     let (answer, text) = why(lab, arguments)?;
     ensure!(answer.get("allowed") == Some(&json!(false)), "{answer:#}");
@@ -75,7 +75,7 @@ fn broken(lab: &Lab, arguments: &[&str], hop: &str, parts: &[&str]) -> Result<()
     Ok(())
 }
 
-/// `why` says yes, and its text has each of `parts`.
+/// Checks that `why` says yes, and that its text has each of `parts`.
 fn open(lab: &Lab, arguments: &[&str], parts: &[&str]) -> Result<()> {
     let (answer, text) = why(lab, arguments)?;
     ensure!(answer.get("allowed") == Some(&json!(true)), "{answer:#}");
@@ -151,7 +151,7 @@ fn why_names_the_hop_that_is_broken() {
         open(lab, &[&id, "192.0.2.53:53/UDP"], &["through the DNS proxy"])?;
         lab.a.expect_open(at(web4(10), 80))?;
 
-        // The port.
+        // No rule allows the port.
         broken(
             lab,
             &[&id, &format!("{NAME}:443")],

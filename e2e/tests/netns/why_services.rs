@@ -18,20 +18,20 @@ use socket2::{Domain, Socket, Type};
 /// Ingress policies of the receivers.
 const INGRESS: [&str; 3] = ["allow", "deny", "none"];
 const MIXED: u8 = 50;
-/// Connections after which each backend of a Service of two was chosen.
+/// Number of connections after which both backends of a Service were chosen.
 const TRIES: usize = 40;
 
-/// A pod that receives, with the Service that leads to it alone.
+/// A pod that receives, with a Service that leads to this pod alone.
 struct Backend {
     name: String,
     address: IpAddr,
     host: u8,
-    /// It is of this node.
+    /// Whether the pod is on this node.
     is_own: bool,
 }
 
 impl Backend {
-    /// Each way to reach it, by name.
+    /// Each way to reach the pod, by name.
     fn ways(&self) -> [(&'static str, SocketAddr); 4] {
         [
             ("pod", at(self.address, 8080)),
@@ -138,7 +138,7 @@ fn why(lab: &Lab, arguments: &[&str]) -> Result<Value> {
     Ok(answer)
 }
 
-/// Answers beside the connections that they are about.
+/// Compares the answers of `why` with the connections that they are about.
 #[derive(Default)]
 struct Comparison {
     count: usize,
@@ -247,7 +247,7 @@ fn why_says_what_a_connection_does() {
     });
 }
 
-/// Each way from a pod of this node to a backend, and the receiver's view of it.
+/// Compares each way from a pod of this node to a backend, and the receiver's view of it.
 fn compare(
     lab: &Lab,
     all: &mut Comparison,
@@ -272,7 +272,7 @@ fn compare(
     Ok(())
 }
 
-/// A Service of a backend that accepts and one that drops.
+/// A Service with one backend that accepts connections and one that drops them.
 fn depends(lab: &Lab) -> Result<()> {
     let vip = at(service4(MIXED), 80);
     let mut ends = BTreeSet::new();
@@ -313,7 +313,7 @@ fn connects_from(lab: &Lab, from: IpAddr, to: SocketAddr) -> Result<bool> {
     })?
 }
 
-/// Before the second SYN, which is sent after one second.
+/// Ends before the second SYN, which is sent after one second.
 fn waits() -> Duration {
     REFUSED_AFTER.min(FIRST_SYN)
 }

@@ -14,7 +14,7 @@ use holdfast_e2e::policy::{WEB, good_names};
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, config, with_lab};
 
 const TABLE: &str = include_str!("wrong_uses.txt");
-/// Fewer cases would be a table that was not read.
+/// Minimum number of cases: with fewer, the table was not read.
 const LEAST: usize = 40;
 /// An agent reports missing proxies after it has waited for them.
 const SOON: Duration = Duration::from_secs(30);
@@ -23,11 +23,12 @@ const SOON: Duration = Duration::from_secs(30);
 struct Case {
     line: String,
     code: i32,
-    /// What, where, remedy; then texts after `!`, which must be missing.
+    /// Parts of the answer: what, where, remedy; then texts after `!`, which the answer must not
+    /// have.
     parts: Vec<String>,
 }
 
-/// The rows, after the files have been written. Placeholders are filled.
+/// Writes the files of the table. Returns the rows, with placeholders filled.
 fn cases(
     fill: &dyn Fn(&str) -> String,
     write: &dyn Fn(&str, &str) -> Result<()>,
@@ -70,7 +71,7 @@ fn run(lab: &Lab, line: &str) -> Result<Output> {
         "holdfast-sdp" => lab.sdp_admin("one"),
         _ => lab.agent_socket(),
     };
-    // A program that accepts the line would run.
+    // `timeout` ends a program that accepts the line and runs.
     let mut command = lab.node.command("timeout");
     command.arg("20");
     if as_user.is_some() {

@@ -156,7 +156,7 @@ fn replicas_that_die_quickly_do_not_occupy_all_slots() {
         let _agent = lab.start_agent(&Default::default())?;
         for round in 0..12 {
             let options = SdpOptions::new(&format!("brief{round}"), 9970).flag("--workers=4");
-            // Only one with a slot is ready.
+            // Only a replica with a slot is ready.
             let replica = lab.start_sdp(&options)?;
             let slots = joined(lab, &options.name)?;
             ensure!(slots == 4, "{slots} slots in round {round}");

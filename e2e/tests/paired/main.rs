@@ -1,5 +1,5 @@
-//! Tests of the tier `netns` that count lost queries: at most one other of them may run at the same
-//! time. Needs root.
+//! Tests of the tier `netns` that count lost queries: at most two of them may run at the same time.
+//! Needs root.
 
 mod ha_promises;
 mod restart_storm;

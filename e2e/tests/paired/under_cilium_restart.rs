@@ -17,9 +17,9 @@ use serde_json::Value;
 use shared_maps::lxc::{LxcKey, LxcValue};
 use shared_maps::user::{Map, lxc_key};
 
-/// Threads that send queries at the same time.
+/// Number of threads that send queries at the same time.
 const ASKERS: u32 = 3;
-/// Starts of the agent with maps, and without.
+/// Numbers of starts of the agent with maps, and without.
 const STARTS: [(bool, usize); 2] = [(true, 8), (false, 4)];
 
 fn status(lab: &Lab, name: &str, pointer: &str) -> Result<Value> {
@@ -151,7 +151,7 @@ fn a_policy_of_any_protocol_loses_only_its_sctp_rows() {
     });
 }
 
-/// Like Cilium's built-in proxy, the other one has rules and no slots.
+/// Like Cilium's built-in proxy, the other proxy has rules and no slots.
 #[test]
 fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
     with_lab(|lab| {
@@ -163,7 +163,7 @@ fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
         let load = Load::start(&lab.a, &good, web4(10), ASKERS)?;
         load.flows(20)?;
 
-        // It finds no agent, and no files.
+        // The late proxy finds no agent, and no files.
         let at = ([127, 0, 0, 1], 10_995).into();
         let journal = lab.directory().join("another-journal");
         let mut late = options(lab, "late")?;
@@ -198,8 +198,8 @@ fn a_proxy_without_rules_leaves_queries_to_the_one_that_has_them() {
         load.flows(200)?;
         let right = load.finish()?;
         println!("beside a proxy that waits for rules: {right} answered, 0 not");
-        // The agent removes the endpoint with the only rules and ends. The proxy could only refuse
-        // queries now.
+        // The agent removes the endpoint with the only rules and ends. After that, the proxy could
+        // only refuse queries.
         drop(agent);
         eventually("it has noticed", SOON, || {
             let connection = status(lab, "late", "/agent/connection")?;

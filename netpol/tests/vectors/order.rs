@@ -1,4 +1,4 @@
-//! The order of rules, and blocks without parts.
+//! The order of rules, and blocks from which parts are excepted.
 
 use ipnet::IpNet;
 use netpol::{blocks::pieces, policy::Block};

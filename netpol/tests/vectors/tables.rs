@@ -1,4 +1,4 @@
-//! Tables of pods and of the node, and what of them changes.
+//! Tables of pods and of the node, and which of them change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::read::{
     all_pod_rules, cases, fields, list, number, orientation, pod, pod_rules, pods, rules,
 };
 
-/// Tables as they are read back.
+/// The tables of a case, as if they were read back from the data plane.
 fn view(value: &Value) -> View {
     let mut view = View {
         global: rules(&value["global"]).into(),

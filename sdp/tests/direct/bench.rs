@@ -122,7 +122,7 @@ impl MappingSink for Sink {
 pub(crate) struct Options {
     pub v6: bool,
     pub(crate) workers: usize,
-    /// Most TCP connections of clients.
+    /// Maximum number of TCP connections of clients.
     pub(crate) tcp_connections: usize,
     pub(crate) config: ProxyConfig,
     pub(crate) unknown: Option<IpAddr>,
@@ -245,7 +245,7 @@ impl Bench {
         }
     }
 
-    /// Removes the rules of endpoint 8, that of [`NEIGHBOUR`].
+    /// Removes the rules of endpoint 8, which has the address [`NEIGHBOUR`].
     pub(crate) fn remove_neighbour_rules(&self) {
         self.policy.apply(&[], &[EndpointId(8)]);
     }

@@ -16,7 +16,8 @@ use crate::{process, repository};
 
 const PAGE: &str = "docs/src/install.md";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/";
-/// A definition of the chart, and the number of its definitions without that of CiliumIdentity.
+/// A CustomResourceDefinition of the chart, and the number of all its definitions except
+/// CiliumIdentity's.
 const EXAMPLE: (&str, usize) = ("ciliumnodes.cilium.io", 6);
 
 /// The agents of a release that runs.
@@ -39,7 +40,7 @@ type Wanted = Result<usize, &'static [&'static str]>;
 /// An installation in a cluster that has these objects already.
 #[derive(Debug)]
 struct Case {
-    /// Metadata of the example, if it is in the cluster.
+    /// Metadata of the definition of [`EXAMPLE`], if it is in the cluster.
     definition: Option<Value>,
     /// Whether release `holdfast` of namespace `egress` runs.
     another_runs: bool,

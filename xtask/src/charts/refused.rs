@@ -244,7 +244,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ),
 ];
 
-/// Those that are taken, or refused without naming the key.
+/// Values that are accepted, or refused without naming the key.
 pub(super) fn problems(tools: &Tools) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let file = tools.scratch.join("refused.yaml");

@@ -1,5 +1,5 @@
 //! Rendering: `helm lint` and `helm template` of every value set, by both helms, for two versions
-//! of Kubernetes, and the validation of the objects by its schemas.
+//! of Kubernetes, and the validation of the objects by Kubernetes' schemas.
 
 use std::{fs, path::PathBuf};
 
@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::{CHARTS, chart, tools, tools::Tools};
 use crate::process;
 
-/// The oldest version with every object that the agent reads, and the newest with schemas in both.
+/// The oldest version with every object that the agent reads, and the newest version that is
+/// checked.
 const KUBERNETES: [&str; 2] = ["1.33.0", "1.36.0"];
 /// Kinds whose schemas belong to other projects.
 const FOREIGN: [&str; 2] = ["PrometheusRule", "ServiceMonitor"];

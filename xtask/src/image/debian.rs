@@ -15,7 +15,7 @@ use crate::process;
 pub(super) const STATUS: &str = "var/lib/dpkg/status.d";
 /// End of the name of a file with the sums of a package's files.
 pub(super) const SUMS: &str = ".md5sums";
-/// Files that a package's scripts make of its files.
+/// Files that a package's scripts generate from its files.
 pub(super) const GENERATED: [(&str, &str); 1] =
     [("etc/ssl/certs/ca-certificates.crt", "ca-certificates")];
 /// Libraries in a static program.
@@ -28,9 +28,9 @@ pub(super) struct Package {
     pub(super) version: String,
     pub(super) source: String,
     pub(super) architecture: String,
-    /// Its files in the root file system, relative to it.
+    /// Files of the package in the root file system, relative to the root.
     pub(super) files: BTreeSet<String>,
-    /// Text of the file with its licences, if the file is there.
+    /// Text of the file with the package's licences, if the file exists.
     pub(super) copyright: Option<String>,
 }
 

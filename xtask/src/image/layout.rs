@@ -1,5 +1,5 @@
-//! An image from a root file system: umoci makes an OCI layout, skopeo makes one with the image's
-//! name, and tar makes an archive of that.
+//! An image from a root file system: umoci makes an OCI layout, skopeo makes a layout with the
+//! image's name, and tar makes an archive of the latter.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Licences by component: our own, those of the crates, and the places of all others.
+//! Licences by component: our own, the licences of the crates, and the places of all others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::{process, repository};
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 /// Copyright of the standard library and of the crates in it, below the compiler's directory.
 const LIBRARY: &str = "share/doc/rust/COPYRIGHT-library.html";
-/// The written files.
+/// Names of the files that [`write()`] writes.
 pub(super) const FILES: [&str; 3] = ["LICENSE", "rust-library.html", "third-party.txt"];
 
 /// Writes [`FILES`] into the directory `to`.

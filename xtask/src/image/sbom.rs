@@ -155,7 +155,7 @@ impl Document<'_> {
         Ok(())
     }
 
-    /// Adds the libraries in programs that are no crates.
+    /// Adds the libraries in programs, except crates.
     fn libraries(&mut self, inventory: &Inventory) -> Result<()> {
         for one in &inventory.linked {
             self.debian(one, &inventory.system)?;

@@ -61,7 +61,7 @@ pub(super) fn write(unpacked: &Unpacked, start: &str, script: &str, run: &Path) 
     Ok(archive)
 }
 
-/// Paths of [`MODULES`] and of those that they need, in the order in which to load them.
+/// Paths of [`MODULES`] and of the modules that they need, in the order in which to load them.
 fn modules(unpacked: &Unpacked) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for module in MODULES {

@@ -28,8 +28,8 @@ pub(super) struct Unpacked {
     pub(super) modules: PathBuf,
 }
 
-/// The kernel's files in `dir`. Downloads the package if it is not there; to replace it by a newer
-/// one, remove `dir`.
+/// The kernel's files in `dir`. Downloads the package if `dir` lacks it. To get a newer package,
+/// remove `dir`.
 pub(super) fn unpacked(kernel: Kernel, dir: &Path) -> Result<Unpacked> {
     let root = dir.join("root");
     if !root.exists() {

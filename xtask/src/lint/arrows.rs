@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use crate::{process, workspace};
 
-/// The crates that users run, each with those of this workspace that it may use. A new arrow is a decision
-/// (ARCHITECTURE.md, "Crates").
+/// The crates that users run, each with the workspace's crates that it may use. A new arrow is a
+/// decision (ARCHITECTURE.md, "Crates").
 const ARROWS: [(&str, &[&str]); 15] = [
     ("shared-maps", &[]),
     ("fqdn-proto", &[]),

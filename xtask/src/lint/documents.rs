@@ -1,10 +1,9 @@
-//! Markdown that points at something must point at something that is there.
+//! Links and references in Markdown must lead to something that exists.
 //!
-//! Links to files of this repository, code references in the form
-//! `` `sdp/src/proxy.rs` `` or `` `sdp/src/proxy.rs::Proxy::answer` ``, and cases of
-//! scenarios, `` `tcp.txt::name of the case` ``. README.md names every command that
-//! `.ci/run` calls, docs/src/rfc.md a test for every duty that is met, and docs/src/security.md one
-//! for every limit.
+//! Checked are links to files of this repository, code references in the form `` `sdp/src/proxy.rs`
+//! `` or `` `sdp/src/proxy.rs::Proxy::answer` ``, and cases of scenarios, `` `tcp.txt::name of the
+//! case` ``. README.md must name every command that `.ci/run` calls, docs/src/rfc.md a test for
+//! every duty that is met, and docs/src/security.md a test for every limit.
 
 use std::{
     fs,
@@ -18,11 +17,11 @@ use crate::{repository, workspace};
 /// Pages of the guide, which mdBook renders.
 const BOOK: &str = "docs/src";
 
-/// Cases of what proxy, client and server say.
+/// Directory of scenarios: what proxy, client and server say in each case.
 const SCENARIOS: &str = "sdp/tests/scenarios";
-/// Duties by standard, and what shows that they are met.
+/// Duties by standard, and the tests that show that they are met.
 const DUTIES: &str = "docs/src/rfc.md";
-/// Limits on each party, and what shows them.
+/// Limits on each party, and the tests that show them.
 const LIMITS: &str = "docs/src/security.md";
 /// Last heading of a table whose rows name tests.
 const SHOWN_BY: &str = "Shown by";
@@ -111,7 +110,7 @@ fn code_spans(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// The file that a link in `document` means, relative to the root; none for the web.
+/// The file that a link in `document` means, relative to the root; `None` for the web.
 pub(super) fn local(document: &Path, target: &str) -> Option<PathBuf> {
     let target = target.split('#').next().unwrap_or_default();
     if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
@@ -182,7 +181,7 @@ fn duty(line: &str) -> Option<String> {
     }
 }
 
-/// Cells of a row of a table; none of another line.
+/// Cells of a row of a table; empty for any other line.
 fn cells(line: &str) -> Vec<&str> {
     let row = line.strip_prefix('|').and_then(|row| row.strip_suffix('|'));
     row.map(|row| row.split('|').map(str::trim).collect())

@@ -71,7 +71,7 @@ struct Found {
     file: String,
     /// Path of the file's own module.
     module: Module,
-    /// Inline modules around the item that is read.
+    /// Number of inline modules around the item that is read.
     inline: usize,
     /// Absolute paths in the crate.
     uses: Vec<Module>,

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{repository, workspace};
 
-/// Lines that a source file may have.
+/// Maximum number of lines of a source file.
 const MAX_LINES: usize = 600;
 /// Code that a generator wrote.
 const GENERATED: &str = "fqdn-proto/src/gen";

@@ -142,7 +142,8 @@ mod tests {
 
     const UNMOUNTED: &str = include_str!("../../../packaging/debian/unmounted.sh");
 
-    /// Whether the function succeeds, and its output, where `mountpoint` ends with this code.
+    /// Whether the shell function `unmounted` succeeds, and its output, if `mountpoint` exits with
+    /// this code.
     fn unmounted(mounted: u8) -> (bool, String) {
         let script = format!(
             "mountpoint() {{ [ \"$*\" = '-q /sys/fs/bpf' ] && return {mounted}; }}\n{UNMOUNTED}\

@@ -22,7 +22,7 @@ struct Libraries {
     /// Public items of each library: name, file.
     items: BTreeMap<String, Vec<(String, PathBuf)>>,
     /// Names in the interface of each library's public items: a crate that uses such an item uses
-    /// them, too.
+    /// these names, too.
     interfaces: BTreeMap<String, BTreeSet<String>>,
     /// Names in each library's own code, and in each crate's programs, tests and benches.
     inside: BTreeMap<String, BTreeSet<String>>,

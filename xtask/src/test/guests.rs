@@ -19,9 +19,9 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(90 * 60);
 /// The longest time of the smoke test's guest.
 const SMOKE_LIMIT: Duration = Duration::from_secs(5 * 60);
-/// Files of tests that run in guests. From the tier netns: one for each part of the programs' work
-/// with the kernel. From the tier kernel: those that test differences between kernels. The others
-/// test decisions of the programs, which are the same on every kernel.
+/// Files of tests that run in guests. From the tier netns: one file for each part of the programs'
+/// work with the kernel. From the tier kernel: files that test differences between kernels. The
+/// other files test decisions of the programs, which are the same on every kernel.
 const FILES: &[&str] = &[
     "kernel::attach",
     "kernel::conntrack",
@@ -52,11 +52,12 @@ const FILES: &[&str] = &[
     "netns::unknown_containers",
 ];
 
-/// What a filter calls the guest in which the packages are installed, and its kernel.
+/// Name, in a filter, of the guest in which the packages are installed, and the kernel of that
+/// guest.
 const HOST: &str = "packages";
 const OF_HOST: Kernel = Kernel::V6_1;
 
-/// Which kernels they boot: from tc filters to TCX links, and back.
+/// Pairs of kernels that the tests of [`BOOTS`] boot: from tc filters to TCX links, and back.
 const CHANGES: [[Kernel; 2]; 2] = [[Kernel::V6_1, Kernel::V6_12], [Kernel::V6_12, Kernel::V6_1]];
 /// Script that runs one test of [`BOOTS`] in a guest. Arguments: the directory of the tests, the
 /// test program, the test.
@@ -169,7 +170,8 @@ fn host() -> Result<Tally> {
     tally_of(OF_HOST, &work)
 }
 
-/// What a kernel's guest runs of a test program, a word for each file, as [`SCRIPT`] takes them.
+/// The tests of a program that a kernel's guest runs: a word for each file, as [`SCRIPT`] takes
+/// them.
 fn of_guest(kernel: Kernel, program: &TestProgram, filter: Option<&str>) -> Result<Vec<String>> {
     let mut tests = program.tests(false)?;
     tests.retain(|test| filter.is_none_or(|filter| test.contains(filter)));

@@ -17,7 +17,7 @@ use crate::{
 
 /// The longest time of each part.
 const LIMIT: Duration = Duration::from_secs(5 * 60);
-/// Debian's packages that the tests call, and those that the packages depend on.
+/// Debian's packages that the tests call, and dependencies of our packages.
 const INCLUDED: [&str; 13] = [
     "bash-completion",
     "dbus",
@@ -58,7 +58,7 @@ const INSTALL: &str = "mount --make-rprivate / && mount -t proc proc \"$0/proc\"
 const UNIT: &str = "[Unit]\nAfter=multi-user.target\nSuccessAction=exit\nFailureAction=exit\n\
                     [Service]\nType=oneshot\nStandardOutput=file:/packages/log\nStandardError=inherit\n\
                     ExecStart=/bin/bash /packages/host.sh /packages/0 /packages/1 /packages/traffic.py\n";
-/// The same in a guest, `{}` times slower.
+/// Like [`UNIT`], for a guest that is `{}` times slower.
 const GUEST_UNIT: &str = "[Unit]\nAfter=multi-user.target\n\
                           [Service]\nType=oneshot\nTimeoutStartSec=infinity\nEnvironment=TIME_FACTOR={}\n\
                           ExecStart=/bin/bash /packages/guest_host.sh\n";
@@ -106,14 +106,15 @@ pub(super) fn guest_archive() -> Result<PathBuf> {
 /// A root of Debian, before Holdfast is installed.
 #[derive(Clone, Copy)]
 enum Base {
-    /// The smallest one, with the lists and packages that apt needs to install the others.
+    /// The smallest root, with the lists and packages that apt needs to install all others.
     Minimal,
-    /// A root with all of these packages installed, and systemd as its first process.
+    /// A root with all other packages installed, and systemd as its first process.
     Bootable,
 }
 
 impl Base {
-    /// Path of its archive, which is made if it is missing. To get a newer one, remove it.
+    /// Path of the root's archive, which is made if it is missing. To get a newer archive, remove
+    /// the old one.
     fn archive(self, home: &Path) -> Result<PathBuf> {
         let name = match self {
             Self::Minimal => "minimal",
@@ -230,7 +231,7 @@ fn at_boot(root: &Path, unit: &str) -> Result<()> {
     Ok(())
 }
 
-/// Boots the root; what the script printed follows.
+/// Boots the root, then prints what the script printed.
 fn host(root: &Path) -> Command {
     let script = "systemd-nspawn --quiet --boot --directory=\"$0\" --private-network --capability=all \
                   --system-call-filter='bpf perf_event_open' --register=no --keep-unit > \"$0.console\" 2>&1\n\

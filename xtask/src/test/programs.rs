@@ -41,7 +41,8 @@ impl TestProgram {
         }
     }
 
-    /// Its tests, as `file::test`: all that run without a flag, or those that are `ignored`.
+    /// The program's tests, as `file::test`: all tests that run without a flag or, if `ignored`,
+    /// the ignored tests.
     pub(super) fn tests(&self, ignored: bool) -> Result<Vec<String>> {
         let mut list = process::command(&self.path.to_string_lossy(), &["--list"]);
         list.args(["--format", "terse", "--ignored"]);
@@ -66,7 +67,7 @@ impl TestProgram {
         Ok(tests.map(str::to_owned).collect())
     }
 
-    /// How many of its jobs may run at the same time.
+    /// How many of the program's jobs may run at the same time.
     pub(super) fn lanes(&self) -> usize {
         match self.name.as_str() {
             ALONE => 1,
@@ -75,7 +76,7 @@ impl TestProgram {
         }
     }
 
-    /// Its tests by job: one job for each file or, for the program [`PAIRED`], for each test.
+    /// The tests by job: one job for each file or, for the program [`PAIRED`], for each test.
     pub(super) fn jobs(&self, tests: Vec<String>) -> BTreeMap<String, Vec<String>> {
         if self.name == PAIRED {
             let named = tests.into_iter();
@@ -96,7 +97,7 @@ impl TestProgram {
     }
 }
 
-/// Tests by the file they are in; those of a program's own root have its name.
+/// Tests by the file they are in. Tests in a program's own root are under the program's name.
 pub(super) fn by_file(program: &str, tests: Vec<String>) -> BTreeMap<String, Vec<String>> {
     let mut files = BTreeMap::<String, Vec<String>>::new();
     for test in tests {
@@ -109,7 +110,7 @@ pub(super) fn by_file(program: &str, tests: Vec<String>) -> BTreeMap<String, Vec
     files
 }
 
-/// Builds the programs under test and the tests of `e2e`, and asks cargo where these are.
+/// Builds the programs under test and the tests of `e2e`. Returns the paths of the test programs.
 pub(super) fn test_programs() -> Result<Vec<TestProgram>> {
     let mut build = workspace::build();
     build.arg("--message-format=json-render-diagnostics");

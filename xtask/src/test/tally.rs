@@ -36,7 +36,7 @@ impl Tally {
         self.failures.push(what);
     }
 
-    /// Adds the results of another.
+    /// Adds the results of another tally.
     pub(super) fn add(&mut self, other: &Self) {
         self.passed += other.passed;
         self.failed += other.failed;

@@ -37,12 +37,12 @@ impl Backoff {
     pub fn pause(&mut self) -> Duration {
         let base = self.base;
         self.base = (base * 2).min(self.longest);
-        // The random part keeps agents from coming together.
+        // The random part keeps agents from sending requests at the same moment.
         base / 2 + random(base / 2)
     }
 }
 
-/// A random time below `limit`, so that agents do not come together.
+/// A random time below `limit`, so that agents do not send requests at the same moment.
 pub fn random(limit: Duration) -> Duration {
     let part = RandomState::new().hash_one(0_u8) % 1000;
     limit * u32::try_from(part).unwrap_or(0) / 1000

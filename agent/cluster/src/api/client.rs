@@ -26,9 +26,9 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const CONNECT: Duration = Duration::from_secs(5);
 /// Longest time until the headers of an answer arrive.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Most bytes of one object; an API server stores at most 1.5 MB.
+/// Maximum size of one object, in bytes. An API server stores at most 1.5 MB.
 const OBJECT_MAX: usize = 8 << 20;
-/// Most bytes of an answer that says why a request failed.
+/// Maximum size of an answer that says why a request failed, in bytes.
 const REASON_MAX: usize = 64 << 10;
 
 /// Why no API server can be used. Exit code 2.
@@ -80,13 +80,13 @@ pub enum RequestError {
         /// The `message` of the server's `Status` object.
         message: String,
     },
-    /// The server does not answer, or not in time.
+    /// The server does not answer in time, or not at all.
     #[error("{0}")]
     Unreachable(String),
     /// The answer is not what the API server of Kubernetes sends.
     #[error("the answer cannot be read: {0}")]
     Unreadable(String),
-    /// No request can be sent: the file was written again, and its new token cannot be put into an HTTP header.
+    /// No request can be sent: the file has changed, and its new token cannot be put into an HTTP header.
     #[error("{}", line_break(.0))]
     Token(PathBuf),
 }
@@ -185,7 +185,7 @@ impl Api {
         &self.namespace
     }
 
-    /// Requests the server's version. Every account may read it, even that of an agent with relays,
+    /// Requests the server's version. Every account may read it, even the account of an agent with relays,
     /// and the server examines the credentials first.
     async fn check(&self, settings: &ApiSettings) -> Result<(), ClientError> {
         let request = Request::get("/version").body(Vec::new());
@@ -236,7 +236,7 @@ impl Api {
         self.json_within(method, path, body, OBJECT_MAX).await
     }
 
-    /// As `json`, with an answer of at most `most` bytes.
+    /// Like `json`, with an answer of at most `most` bytes.
     pub async fn json_within(
         &self,
         method: Method,
@@ -354,7 +354,7 @@ fn server_uri(url: &str) -> Result<Uri, ClientError> {
     }
 }
 
-/// An error with its causes, each of them once.
+/// The texts of an error and of its causes, without repetitions.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,6 +1,6 @@
-//! What the API server sends, read with only those fields that have a meaning here.
+//! What the API server sends, read with only the fields that the agent needs.
 //!
-//! A pod is ten kilobytes of JSON, of which a few hundred bytes mean something. The others are
+//! A pod is ten kilobytes of JSON, of which a few hundred bytes are needed. The other bytes are
 //! skipped while the text is read, and never become values.
 
 use std::{collections::BTreeMap, fmt};
@@ -29,9 +29,9 @@ const METADATA: [&str; 6] = [
 const ANNOTATIONS: [&str; 4] = [
     // The uid of a static pod.
     "kubernetes.io/config.mirror",
-    // The maker of a CiliumIdentity.
+    // The program that made a CiliumIdentity.
     MADE_BY,
-    // Of a CiliumNode.
+    // The node's part in the tunnel, on a CiliumNode.
     HIGH_SCALE,
     COPIED_LABELS,
 ];
@@ -169,11 +169,11 @@ impl<'de> Visitor<'de> for &Fields {
 /// A page of a list.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Page {
-    /// Its objects. Those of built-in kinds have neither `apiVersion` nor `kind`.
+    /// Its objects. Objects of built-in kinds have neither `apiVersion` nor `kind`.
     pub(super) items: Vec<Value>,
     /// The list's `resourceVersion`, from which a watch continues.
     pub(super) version: String,
-    /// Where the next page begins; none on the last one.
+    /// Where the next page begins; `None` on the last page.
     pub(super) next: Option<String>,
 }
 
@@ -225,7 +225,7 @@ impl<'de> Visitor<'de> for PageOf<'_> {
                     has_items = true;
                     match map.next_value_seed(self.0)? {
                         Value::Array(items) => page.items = items,
-                        // An empty list of Go.
+                        // Go writes an empty list as null.
                         Value::Null => {}
                         _ => return Err(A::Error::custom("items is not a list")),
                     }
@@ -249,7 +249,7 @@ pub(super) enum Line {
     Applied(Value),
     /// The object was deleted; this is its last state.
     Deleted(Value),
-    /// The watch has come so far, and there was nothing to send.
+    /// The version that the watch has reached, without a change of an object.
     Bookmark(Value),
     /// The server ends the watch.
     Failed {

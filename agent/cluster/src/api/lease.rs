@@ -23,7 +23,7 @@ pub struct Terms {
 pub(super) enum Step {
     /// Create the Lease, which does not exist.
     Create(Value),
-    /// Write this in the place of the Lease: it is ours, or free.
+    /// Replace the Lease by this one: it is ours, or free.
     Update(Value),
     /// Another agent holds the Lease, and its time has not expired.
     Wait,
@@ -76,7 +76,7 @@ impl Sight {
             Some(seen) if seen.version == version => seen.since,
             _ => now,
         };
-        // The holder may have another setting: the duration in its Lease counts, if it is longer.
+        // The holder's setting may differ from ours: the longer duration counts.
         let declared = lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0);
         let duration = Duration::from_secs(declared).min(LONGEST);
         let duration = duration.max(terms.duration);

@@ -91,7 +91,7 @@ impl LeaseClient {
     }
 }
 
-/// The answer, or none if the server does not have the object.
+/// The answer; `None` if the server does not have the object.
 pub fn present(answer: Result<Value, RequestError>) -> Result<Option<Value>, RequestError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -100,7 +100,7 @@ pub fn present(answer: Result<Value, RequestError>) -> Result<Option<Value>, Req
     }
 }
 
-/// Now, as Leases and Events have it.
+/// The present time in the format of Leases and Events.
 pub(super) fn micro_time() -> String {
     Timestamp::now().strftime("%FT%T.%6fZ").to_string()
 }

@@ -15,8 +15,8 @@ use super::{
     watch::Lines,
 };
 
-/// After this time the server ends a watch, seconds. Without bookmarks a watch is silent, and
-/// [`Lines`] gives up a connection that is silent for longer.
+/// After this many seconds the server ends a watch. A watch without bookmarks is silent between changes,
+/// and [`Lines`] gives up a connection that is silent for longer.
 const WATCH_SECONDS: u32 = 100;
 /// A watch that lasted this long did not fail at its beginning.
 const LASTED: Duration = Duration::from_secs(WATCH_SECONDS as u64 / 2);
@@ -51,7 +51,7 @@ impl Events {
         Ok(Self(Lines::new(api.send(request).await?.into_body())))
     }
 
-    /// The next event; none if the server ended the watch.
+    /// The next event; `None` if the server ended the watch.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, RequestError> {
         let Some(line) = self.0.next().await? else {
             return Ok(None);
@@ -84,8 +84,8 @@ fn event_of(mut event: Value) -> Result<Event, RequestError> {
 pub(super) struct Pauses(Backoff);
 
 impl Pauses {
-    /// The pause after a watch that began at `begin`. None if the server ended it at its time: a change
-    /// during a pause would be missed or be late.
+    /// The pause after a watch that began at `begin`. `None` if the server ended the watch when its time was
+    /// over: a change during a pause would be missed or late.
     pub(super) fn after(
         &mut self,
         begin: Instant,

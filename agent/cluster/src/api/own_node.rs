@@ -1,8 +1,8 @@
 //! This node's CiliumNode: the addresses of its interfaces, the blocks of its pods and the labels of
 //! its Node, for the agents of other nodes.
 //!
-//! The Node owns the object, so that it goes with the Node. It is written only if it differs. One
-//! that another program made is left alone.
+//! The Node owns the object, so that it is deleted with the Node. It is written only if it differs. An
+//! object that another program made is left alone.
 
 use std::{
     collections::BTreeSet,
@@ -29,21 +29,21 @@ mod follow;
 mod labels;
 mod pace;
 
-/// Between two looks at the addresses of this node.
+/// Pause between two looks at the addresses of this node.
 const LOOK: Duration = Duration::from_secs(5);
-/// Between two looks at the objects in the cluster.
+/// Pause between two looks at the objects in the cluster.
 const AGAIN: Duration = Duration::from_secs(600);
-/// The same while the Node has no block of pods, which it gets soon after it was made, and while the
+/// Pause while the Node has no block of pods, which it gets soon after it was made, and while the
 /// changes of its labels cannot be followed.
 const AGAIN_SOON: Duration = Duration::from_secs(60);
-/// The same after a write that failed.
+/// Pause after a write that failed.
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(30);
 
 /// The node that the object is about.
 pub(super) struct OwnNode {
     pub(super) api: Api,
     pub(super) name: String,
-    /// Part of the node in the tunnel between nodes; none if it has no part.
+    /// Part of the node in the tunnel between nodes; `None` if it has no part.
     pub(super) high_scale: Option<&'static str>,
 }
 
@@ -240,7 +240,7 @@ fn wanted(name: &str, node: &Value, addresses: &BTreeSet<IpAddr>) -> Value {
         })
         .collect();
     let is_external = |address: IpAddr| listed.contains(&(Some("ExternalIP"), Some(address)));
-    // Addresses of the Node that no interface has: others see them all the same.
+    // Addresses of the Node that no interface has: other machines see them all the same.
     let of_node = listed
         .iter()
         .filter(|(kind, _)| matches!(kind, Some("InternalIP" | "ExternalIP")));
@@ -277,7 +277,7 @@ fn wanted(name: &str, node: &Value, addresses: &BTreeSet<IpAddr>) -> Value {
     })
 }
 
-/// `found` with what is wanted and with the labels of the Node; none if it is so already, or if it is
+/// `found` with what is wanted and with the labels of the Node; `None` if nothing differs, or if the object is
 /// another program's. Without `copied`, the labels that were copied before stay.
 fn merged(found: &Value, wanted: &Value, copied: Option<&Labels>) -> Option<Value> {
     if found["metadata"]["labels"][MANAGED_BY] != US {
@@ -296,7 +296,7 @@ fn merged(found: &Value, wanted: &Value, copied: Option<&Labels>) -> Option<Valu
             annotations.and_then(|all| all.remove(HIGH_SCALE));
         }
     }
-    // The agent is here again.
+    // The label says that the agent left the node: it is back.
     let labels = metadata["labels"].as_object_mut();
     labels.and_then(|labels| labels.remove(LEFT));
     for field in ["addresses", "ipam"] {

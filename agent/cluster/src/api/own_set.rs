@@ -17,7 +17,7 @@ use super::{
 
 /// While the agent stops: pause between two requests.
 const AGAIN: Duration = Duration::from_secs(1);
-/// While the agent stops: how long it requests a clear answer.
+/// While the agent stops: how long it asks for a clear answer.
 const LONGEST: Duration = Duration::from_secs(15);
 /// While the agent stops: how long it waits for an event of the watch, if it got no clear answer.
 const UNDER_WAY: Duration = Duration::from_secs(2);
@@ -74,8 +74,8 @@ fn is_ending(set: &Value) -> bool {
 
 impl OwnSet {
     /// Follows the DaemonSet. An uninstall by Helm removes role and account a moment after the
-    /// DaemonSet, and the agents' pods after that. A request then gets no answer. A watch that has
-    /// begun goes on without role and account.
+    /// DaemonSet, and before the agents' pods end. From then on the API server refuses the agent's
+    /// requests, but a watch that began earlier goes on.
     pub fn start(api: Api, name: &str) -> Self {
         let all = format!("/apis/apps/v1/namespaces/{}/daemonsets", api.namespace());
         let set = Followed {
@@ -118,8 +118,8 @@ impl Followed {
         }
     }
 
-    /// Follows the set until the server ends the watch. The set is read once the watch has begun: if
-    /// the set was deleted before, the watch has no event.
+    /// Follows the set until the server ends the watch. The set is also read, after the request for the
+    /// watch: the watch has no event for a set that was deleted before.
     async fn follow_once(&self) -> Result<(), RequestError> {
         let events = Events::begin(&self.api, &self.all, &self.name).await;
         self.note(meaning(answer_of(&self.get().await)));

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{Here, Watches, health::ClusterHealth, refusals::Refusals};
 
-/// Batches that wait for the documents' task: a page of a list each.
+/// Maximum batches that wait for the documents' task. Each batch is a page of a list.
 const QUEUE: usize = 8;
 
 /// Starts a watch for each kind, and the reports of this node.

@@ -119,7 +119,7 @@ impl StartupTaint {
 }
 
 /// The patch that removes the taints with this key, and fails if the node's taints are no longer
-/// those of `node`. `None` if no taint has the key.
+/// the taints of `node`. `None` if no taint has the key.
 fn patch(node: &Value, key: &str) -> Option<Value> {
     const PATH: &str = "/spec/taints";
     let taints = node.pointer(PATH)?;

@@ -36,11 +36,11 @@ use crate::{
     resource::{Absence, Resource},
 };
 
-/// Most objects of one page of a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
-/// Most bytes of a page; an object has at most 1.5 MB.
+/// Maximum size of a page, in bytes. An object has at most 1.5 MB.
 const PAGE_MAX: usize = 256 << 20;
-/// Most bytes of one line of a watch.
+/// Maximum length of one line of a watch, in bytes.
 const LINE_MAX: usize = 16 << 20;
 /// Longest time for a page.
 const PAGE_TIME: Duration = Duration::from_secs(60);
@@ -460,7 +460,7 @@ impl Lines {
 struct Absences(Option<(u32, Instant)>);
 
 impl Absences {
-    /// Counts one more answer. Gives whether the kind counts as absent now.
+    /// Counts one more answer. Returns whether the kind counts as absent now.
     fn add(&mut self, begin: Instant) -> bool {
         let (answers, since) = self.0.get_or_insert((0, begin));
         *answers += 1;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{Origin, VERSION};
 
-/// The last line, without its bracket.
+/// The fields of the last line, `},"count":…,"sum":…}`.
 #[derive(Deserialize)]
 pub(super) struct Tail {
     pub(super) count: usize,

@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub struct Stored {
     pub documents: Vec<(String, Read)>,
-    /// How long ago it was right for the last time.
+    /// How long ago the listing was last known to be right.
     pub age: Duration,
 }
 
@@ -43,7 +43,7 @@ struct Head {
     authorities: Vec<String>,
 }
 
-/// Reads the file. `None` if there is none. `uid` is the uid of the cluster, if a watch has seen it.
+/// Reads the file. `None` if there is no file. `uid` is the uid of the cluster, if a watch has seen it.
 pub fn read(
     path: &Path,
     origin: &Origin,
@@ -150,7 +150,7 @@ fn identify(
     Err(foreign("CA (fingerprint)", &found, &wanted))
 }
 
-/// Gives the fingerprints of the authorities in the file.
+/// Checks the head of a file. Returns the fingerprints of the authorities in it.
 fn check(path: &Path, origin: &Origin, head: Head) -> Result<Vec<String>, ListingError> {
     if head.version != u64::from(VERSION) {
         return Err(ListingError::Version {

@@ -190,7 +190,7 @@ fn the_list_of_another_cluster_at_the_same_address_is_refused_by_its_uid_or_its_
     };
     assert_eq!(refused(&green, None), None);
     assert_eq!(refused(&green, uid("green")), None);
-    // The uid is what counts: the cluster may have a new CA.
+    // Only the uid counts: the cluster may have a new CA.
     assert_eq!(refused(&blue, uid("green")), None);
     let by_uid = refused(&green, uid("blue")).unwrap();
     let says = "its uid of namespace kube-system is green, not blue; remove it, or correct";

@@ -5,9 +5,9 @@ use std::time::Duration;
 /// Limits on the connections of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
-    /// Most agents that have a stream at once.
+    /// Maximum number of agents that have a stream at once.
     pub(super) agents: usize,
-    /// Most connections without a stream at once: of peers that have not shown a certificate, and
+    /// Maximum number of connections without a stream at once: of peers that have not shown a certificate, and
     /// of those that have not sent a request.
     pub(super) waiting: usize,
     /// Longest time for a handshake of TLS.
@@ -16,12 +16,12 @@ pub(super) struct Bounds {
     pub(super) request: Duration,
     /// A stream that takes nothing for this long ends.
     pub(super) slow: Duration,
-    /// A connection that neither sends nor takes anything for so long is closed. An agent answers
+    /// A connection that neither sends nor takes anything for this long is closed. An agent answers
     /// pings, and reads the message that the relay sends every few seconds, more often than this.
     pub(super) silent: Duration,
 }
 
-/// Descriptors beside those of agents and of waiting connections: metrics (64 connections), the API
+/// Descriptors besides those of agents and of waiting connections: metrics (64 connections), the API
 /// server, files.
 const OTHERS: usize = 128;
 
@@ -38,7 +38,7 @@ impl Bounds {
         }
     }
 
-    /// Descriptors that the relay needs beside one for each agent.
+    /// Descriptors that the relay needs besides one for each agent.
     pub(super) fn other_descriptors(&self) -> usize {
         self.waiting + OTHERS
     }

@@ -5,8 +5,8 @@
 //!  └─────────── waiting: few, short ──────────┘ └ a place ┘ └─ waiting ─┘
 //! ```
 //!
-//! When there are too many connections without a stream, the oldest of the address with most of them
-//! is closed for the new one. A connection with a stream has one of the places of agents.
+//! When there are too many connections without a stream, a new one displaces another: the oldest one of
+//! the address that has the most of them. A connection with a stream has one of the places of agents.
 
 use std::{
     error::Error,
@@ -53,11 +53,11 @@ use crate::relay_refusal::Refusal;
 const PING: Duration = Duration::from_secs(20);
 /// Time to wait for the answer to a ping: so long that no ping ends a connection.
 const PONG: Duration = Duration::from_secs(24 * 3600);
-/// Most streams of a connection at once.
+/// Maximum number of streams of a connection at once.
 const STREAMS: u32 = 1;
-/// Most bytes of a request's headers.
+/// Maximum size of a request's headers, in bytes.
 const HEADERS: u32 = 8 << 10;
-/// Most bytes of a stream that wait in HTTP/2 for the connection.
+/// Maximum number of bytes of a stream that wait in HTTP/2 for the connection.
 const SEND_BUFFER: usize = 128 << 10;
 /// Bytes that wait in the kernel: few, so that the relay soon sees whether the other side takes any.
 const SOCKET_BUFFER: usize = 128 << 10;
@@ -305,7 +305,7 @@ impl Connections {
         }
     }
 
-    /// Waits until the connection, while it has no stream, must give way or had none for too long.
+    /// Returns when the connection has no stream, and must give way or has had none for too long.
     async fn no_stream(&self, connection: &Connection, mut guest: Guest<Peer>) -> Closed {
         let limit = self.shared.bounds().request;
         let mut streams = connection.streams.subscribe();

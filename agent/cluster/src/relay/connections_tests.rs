@@ -266,7 +266,7 @@ async fn renewed_certificates_are_used_without_a_restart_and_torn_ones_are_not()
     third.until_pods(2).await;
     assert!(relay.shared.certificates.seconds() > 0);
 
-    // The files of all get another authority, without a restart.
+    // Relay and agent get files of another authority, without a restart.
     let authority = Authority::new();
     of_relay.replace(&authority.issue());
     of_agent.replace(&authority.issue());

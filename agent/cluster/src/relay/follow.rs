@@ -49,9 +49,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(20);
 /// A relay that sends fewer bytes in [`SILENCE`] sends nothing: pings are smaller.
 const SILENT_BYTES: u64 = 256;
-/// Most bytes of a frame: the largest object of an API server with room to spare.
+/// Maximum size of a frame, in bytes: the largest object of an API server, with room to spare.
 const FRAME_MAX: usize = 16 << 20;
-/// Most bytes that a relay may send before the agent has read them.
+/// Maximum number of bytes that a relay may send before the agent has read them.
 const WINDOW: u32 = 256 << 10;
 /// A stream that lasted this long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);

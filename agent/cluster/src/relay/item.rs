@@ -1,6 +1,6 @@
 //! An object as it is sent: the part that other objects share, and its own part.
 //!
-//! The replicas of a Deployment differ in their names, nodes and addresses. Everything else of them
+//! The replicas of a Deployment differ in their names, nodes and addresses. Everything else in them
 //! is one template, which is sent once.
 
 use serde_json::{Map, Value};

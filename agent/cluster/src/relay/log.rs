@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 
 use prost::bytes::Bytes;
 
-/// Most bytes of all changes that are kept.
+/// Maximum size of all kept changes together, in bytes.
 pub(super) const LOG_MAX: usize = 16 << 20;
-/// Most bytes of one answer of [`Log::after`], unless its first change alone is larger.
+/// Maximum size of one answer of [`Log::after`], in bytes. A single change may be larger.
 const PORTION: usize = 256 << 10;
 
 /// Why changes after a position cannot be given.
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(portion.sequence, 5);
         assert_eq!(log.after(5).unwrap().parts, [] as [Bytes; 0]);
         assert_eq!(log.after(6), Err(TooFarBehind));
-        // A change that is larger than the log leaves nothing.
+        // After a change that is larger than the limit, the log is empty.
         log.push(change(9, 11));
         assert_eq!((log.sequence(), log.bytes), (6, 0));
         assert_eq!(log.after(5), Err(TooFarBehind));

@@ -1,8 +1,8 @@
 //! Which agents a relay serves when there are more than it may serve.
 //!
-//! No address takes the places of all others: it gets one more place while it has fewer than
-//! are free, as in [`limits::quota`]. Nor does a certificate: when all places are taken, an agent
-//! whose certificate has fewer places gets one from the certificate that has most.
+//! No address can take all places: it gets another place only while it has fewer places than are
+//! free, as in [`limits::quota`]. No certificate can take all places either: when all are taken, an
+//! agent whose certificate has fewer gets a place from the certificate that has the most.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -105,7 +105,7 @@ impl Places {
 }
 
 impl State {
-    /// Takes a place from the certificate with most, for the first agent of an address.
+    /// Takes a place from the certificate with the most places, for the first agent of an address.
     fn make_room(&mut self, who: Who) -> Result<(), NoPlace> {
         let held = self.by_address.held_by(who.address);
         if self.by_address.used() < self.by_address.limit() {
@@ -113,11 +113,11 @@ impl State {
         }
         let largest = self.by_certificate.largest();
         let own = self.by_certificate.held_by(who.certificate);
-        // The largest certificate must not have fewer places than `who` after the move: the two
-        // would take places from each other for ever.
+        // After the move, the certificate that lost the place must not have fewer places than that of
+        // `who`: the two would take places from each other for ever.
         let largest = largest.filter(|(_, most)| held == 0 && *most >= own + 2);
         let (certificate, _) = largest.ok_or(NoPlace::Full)?;
-        // Of this certificate, the newest place of the address with most: older places stay.
+        // It loses the newest place of its address that has the most places: older places stay.
         let of_it = self.taken.iter();
         let of_it = of_it.filter(|(_, taken)| taken.who.certificate == certificate);
         let newest = of_it.max_by_key(|(key, taken)| {

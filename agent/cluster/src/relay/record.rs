@@ -45,12 +45,12 @@ pub(super) fn read(object: &Value, key: &str) -> Item {
     }
 }
 
-/// Every object at one position, in frames.
+/// Every object as it is after one change of the log, in frames.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     /// Encoded frames, which all agents share.
     pub(super) frames: Vec<Bytes>,
-    /// Position of the changes that follow.
+    /// Position in the log after which the changes follow.
     pub(super) sequence: u64,
     /// How many snapshots this run made before it.
     number: u64,
@@ -103,7 +103,7 @@ impl Record {
         }
     }
 
-    /// A kind that has not been listed yet; `None` = agents may have the objects.
+    /// A kind that has not been listed yet. `None`: the objects are complete and may be sent to agents.
     pub(super) fn awaited(&self) -> Option<&'static str> {
         let mut kinds = self.kinds.iter();
         kinds
@@ -145,7 +145,7 @@ impl Record {
         }
     }
 
-    /// The refused objects, if they changed since the last call and every kind is listed.
+    /// The refused and the marked objects, if they changed since the last call and every kind is listed.
     pub(super) fn take_refusals(&mut self) -> Option<Refusals> {
         if self.awaited().is_some() || !std::mem::take(&mut self.refusals_changed) {
             return None;
@@ -207,7 +207,7 @@ struct Out<'a> {
 }
 
 impl Kind {
-    /// Gives whether the refused objects changed.
+    /// Returns whether the refused or the marked objects changed.
     fn take(&mut self, seen: Seen<Item>, out: &mut Out<'_>) -> bool {
         match seen {
             Seen::Listing => {
@@ -280,7 +280,7 @@ impl Kind {
         }
     }
 
-    /// Removes an object. Gives whether it was refused or marked.
+    /// Removes an object. Returns whether it was refused or marked.
     fn remove(&mut self, key: &str, out: &mut Out<'_>) -> bool {
         if let Some(object) = self.objects.remove(key) {
             let gone = Gone {
@@ -294,7 +294,7 @@ impl Kind {
     }
 }
 
-/// Parts that objects share, by number. A number is used once.
+/// Parts that objects share, by number. A number never gets a second template.
 #[derive(Debug, Default)]
 struct Templates {
     numbers: BTreeMap<Arc<str>, u64>,
@@ -310,7 +310,7 @@ struct Shared {
 }
 
 impl Templates {
-    /// The number of a template, for one more object.
+    /// The number of a template that one more object uses. Adds the template if it is new.
     fn hold(&mut self, json: String, log: &mut Log) -> u64 {
         if let Some(number) = self.numbers.get(json.as_str())
             && let Some(shared) = self.encoded.get_mut(number)
@@ -336,7 +336,7 @@ impl Templates {
         number
     }
 
-    /// One object fewer has the template.
+    /// One object stops using a template. Removes the template after its last object.
     fn release(&mut self, number: u64, log: &mut Log) {
         let Some(shared) = self.encoded.get_mut(&number) else {
             return;

@@ -30,7 +30,7 @@ fn object(kind: &str, n: u8, variant: u8) -> Value {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("p{n}"), "namespace": "shop", "labels": {"app": format!("a{}", variant % 2)}},
             "spec": {"nodeName": "n1", "serviceAccountName": format!("s{}", variant % 2)},
-            // Every third variant is odd, and refused.
+            // Every third variant is malformed, and refused.
             "status": {"podIP": if variant == 2 { "x".to_owned() } else { format!("10.2.{n}.{variant}") }},
         }),
         "Namespace" => json!({

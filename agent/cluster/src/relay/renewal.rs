@@ -20,7 +20,7 @@ pub(super) const EVERY: Duration = Duration::from_secs(10);
 pub(super) struct Stale(Arc<Mutex<Option<(Instant, String)>>>);
 
 impl Stale {
-    /// Since when the files cannot be used, seconds; 0 = they can.
+    /// For how many seconds the files could not be used; 0 = they can be used.
     pub(super) fn seconds(&self) -> u64 {
         let stale = self.0.lock();
         let since = stale.as_ref().map(|(since, _)| since.elapsed());

@@ -44,11 +44,11 @@ const QUEUE: usize = 2;
 /// A connection that takes fewer bytes in [`Bounds::slow`] takes nothing: answers to pings are smaller.
 const SLOW_BYTES: u64 = 1 << 10;
 /// An agent that reads a snapshot begins again when there are this many newer ones, so that memory
-/// holds at most this many snapshots beside the last.
+/// holds at most this many snapshots besides the last.
 const SNAPSHOTS: u64 = 2;
 /// Time between two views: an agent that gets none connects to another relay.
 const VIEW: Duration = Duration::from_secs(5);
-/// Most bytes of a node's name in the log: names of Kubernetes are not longer.
+/// Maximum length of a node's name in the log, in bytes: names of Kubernetes are not longer.
 const NAME_MAX: usize = 253;
 
 /// State of the relay that all streams share.
@@ -280,7 +280,7 @@ impl Agent {
         self.send_unless(shared, parts, || false).await.map(drop)
     }
 
-    /// Waits as long as the connection takes bytes, and the parts are not outdated.
+    /// Sends the parts, unless they become outdated. Waits as long as the connection takes bytes.
     async fn send_unless(
         &mut self,
         shared: &Shared,

@@ -1,8 +1,8 @@
 //! Identities that come with packets of other nodes (`--high-scale-ipcache`): peers of policies, although
 //! no prefix here has them.
 //!
-//! Each object of the cluster holds a reference to the identity of its labels. So the policy maps have entries
-//! of it before its first packet comes, as with pods that the ipcache has.
+//! Each object of the cluster holds a reference to the identity of its labels. So the policy maps have its
+//! entries before its first packet comes, as they do for pods in the ipcache.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::state::{State, carried::CarriedIdentity};
 use crate::{labels::LabelSet, tunnel_mode::TunnelMode};
 
 impl State {
-    /// Objects of these numbers came, changed or went.
+    /// Follows objects with these identity numbers that were added, changed or removed.
     pub(super) fn follow_carried(&mut self, numbers: BTreeSet<IdentityId>) {
         if !self.config.high_scale.is_some_and(TunnelMode::unwraps) {
             return;
@@ -24,7 +24,7 @@ impl State {
         }
     }
 
-    /// Label sets whose number came or changed have their identity again.
+    /// Gives label sets whose number is new or changed their identity again.
     pub(super) fn renumber_carried(&mut self, changed: &BTreeSet<LabelSet>) {
         let carried = self.cluster.carried.iter();
         let carried = carried.filter(|(_, one)| changed.contains(&one.labels));
@@ -34,8 +34,8 @@ impl State {
         }
     }
 
-    /// The new identity is acquired before the old one is released, so that one that stays is never without a
-    /// holder.
+    /// The new identity is acquired before the old one is released, so that an identity that does not change
+    /// always has a holder.
     fn exchange_carried(&mut self, number: IdentityId, labels: Option<LabelSet>) {
         let before = self.cluster.carried.remove(&number);
         if let Some(labels) = labels {
@@ -48,8 +48,8 @@ impl State {
         }
     }
 
-    /// Every object is listed. Numbers of the cluster that this node gave by itself would mean other labels to
-    /// the nodes that receive them.
+    /// Called once every object is listed. Cluster numbers that this node gave by itself would mean other
+    /// labels to the nodes that receive them.
     pub(super) fn share_numbers(&mut self) {
         if self.config.high_scale.is_some() {
             self.numbers.share();

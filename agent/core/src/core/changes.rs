@@ -92,8 +92,8 @@ impl State {
         rendered.unwrap_or_else(|| self.revision_in_force())
     }
 
-    /// Notes how the plan of a part ended. Gives `None` until the last part has ended, then the result
-    /// of all parts.
+    /// Notes how the plan of a part ended. Returns the result of all parts once the last one has
+    /// ended, `None` before.
     pub(super) fn part_ended(&mut self, result: PlanResult) -> Option<PlanResult> {
         if result == PlanResult::Failed {
             self.policy.changes_mut().result = result;
@@ -194,7 +194,7 @@ impl State {
         Some(change)
     }
 
-    /// Adds or removes selectors of a document. True after the last one.
+    /// Adds or removes selectors of a document. Returns true after the last selector.
     fn each_selector(
         &mut self,
         document: Option<&Arc<PolicyDocument>>,
@@ -227,8 +227,8 @@ impl State {
         }
     }
 
-    /// Gives the noted prefixes their identities, once all of them are noted. True if none is
-    /// left.
+    /// Gives the noted prefixes their identities, once all of them are noted. Returns true if no
+    /// prefix is left.
     fn move_some(&mut self, plan: &mut Plan, moves: &mut Moves) -> bool {
         if !self.restoration.is_synced() {
             return true;
@@ -250,8 +250,8 @@ impl State {
         }
     }
 
-    /// Puts the new rules in the place of the old ones. The subjects of the change have the old ones
-    /// until the rollout that this returns reaches them.
+    /// Replaces the old rules by the new ones. A subject keeps the old rules until the returned
+    /// rollout reaches it.
     fn replace(&mut self, change: &Change) -> PendingRollout {
         self.policy.put_document(&change.key, change.new.as_ref());
         self.note_dns_servers(change.old.as_deref(), change.new.as_deref());

@@ -32,7 +32,7 @@ pub struct Unrevoked {
     pub address: IpAddr,
     /// When its last lease ends by itself.
     pub until: BootTime,
-    /// Streams, open or closed, whose proxies did not give it back.
+    /// Streams, open or closed, whose proxies did not give the lease back.
     pub streams: BTreeSet<StreamId>,
 }
 
@@ -59,8 +59,8 @@ impl State {
         }
     }
 
-    /// Forgets names. A pair under a lease goes once every stream has dropped the lease, or the lease
-    /// has ended.
+    /// Forgets names. A pair under a lease is removed once every stream has dropped the lease, or the
+    /// lease has ended.
     pub(super) fn on_clean(&mut self, plan: &mut Plan, clean: &CleanNames) {
         let cleaned = Cleaned::new(Cleaning {
             endpoint: clean.endpoint,
@@ -94,7 +94,7 @@ impl State {
             }
         }
         for (id, name, address) in forget {
-            // What a restart kept of the address goes too.
+            // Restored labels of the address that stand for this name are removed too.
             self.forget_restored(&name, address);
             let gone = self.learned.names.forget(id, &name, address, self.now);
             self.clear(gone);
@@ -139,8 +139,8 @@ impl State {
         self.unlabel(gone);
     }
 
-    /// Removes the labels that mean this name from those that an earlier run gave an address. The
-    /// other labels stay: the names that gave them may not be known again yet.
+    /// Of the labels that an earlier run gave an address, removes those that stand for this name.
+    /// The other labels stay: the names that gave them may not be known again yet.
     pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
         let prefix = IpNet::from(address);
         let metadata = self.ipcache.get(prefix);
@@ -189,8 +189,8 @@ impl State {
         pairs.collect()
     }
 
-    /// True if only a lease keeps the pair. It is then marked as being revoked, and gets no new
-    /// lease.
+    /// True if only a lease keeps the pair. The pair is then marked as being revoked, and gets no
+    /// new lease.
     fn note_revoking(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         let now = self.now;
         let pair = self

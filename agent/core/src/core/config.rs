@@ -43,75 +43,77 @@ pub struct CoreConfig {
     pub boot_unix_ns: u64,
     /// Name of this node, as objects of the cluster call it.
     pub node_name: Option<String>,
-    /// Blocks of the cluster's pods and Services: an address there of which nothing else is known is
-    /// unmanaged, not the world.
+    /// Blocks of the cluster's pods and Services. An address in them of which nothing else is known
+    /// has the identity `unmanaged`, not `world`.
     pub cluster_blocks: Vec<IpNet>,
     /// Blocks of pods; empty if they are unknown.
     pub pod_blocks: Vec<IpNet>,
-    /// Addresses beside those of its document that a Service has: (address, `namespace/name`).
+    /// Further addresses of Services, besides those in their documents: (address,
+    /// `namespace/name`).
     pub service_aliases: Vec<(IpAddr, String)>,
     /// DNS servers that are trusted for names; empty = those of `dns_service`.
     pub dns_servers: Vec<SocketAddr>,
-    /// The DNS servers of `dns_service` are trusted too.
+    /// Whether the DNS servers of `dns_service` are trusted too.
     pub with_dns_service: bool,
     /// DNS servers whose answers count for `toFQDNs`.
     pub name_servers: NameServers,
     /// The Service of the cluster's DNS servers, `namespace/name`.
     pub dns_service: String,
-    /// Label sets of pods have numbers of the cluster, and objects with a number of this range are to be made
-    /// for those that have none. None: this node gives numbers, except for those of documents.
+    /// Range of the numbers for identity objects that are to be made. The numbers of label sets of pods are
+    /// then the cluster's. `None`: this node gives numbers itself, except those of documents.
     pub cluster_identities: Option<IdentityRange>,
-    /// Part of the node in the tunnel between nodes; none: packets carry no identity.
+    /// Role of this node in the tunnel between nodes; `None` = packets carry no identity.
     pub high_scale: Option<TunnelMode>,
-    /// Pods of the cluster that are read.
+    /// Which pods of the cluster are read.
     pub pods: PodScope,
     /// Whether `spec.externalIPs` of Services count.
     pub external_ips: ExternalIps,
     /// Port of the DNS proxy.
     pub proxy_port: u16,
-    /// When endpoints without a mode of their own are restricted.
+    /// Policy mode of endpoints that have no mode of their own.
     pub enable_policy: PolicyMode,
     pub enable_ipv4: bool,
     pub enable_ipv6: bool,
-    /// Floor of every TTL, seconds.
+    /// Minimum of every TTL, in seconds.
     pub min_ttl: u32,
-    /// What a lease lasts beyond the TTL.
+    /// How long a lease lasts beyond the TTL.
     pub lease_slack: Duration,
-    /// Addresses an endpoint may hold per name before the soonest-expiring become zombies.
+    /// Maximum number of addresses that an endpoint holds per name. Beyond it, the addresses that
+    /// expire first become zombies.
     pub max_ips_per_name: usize,
-    /// Pairs (name, address) an endpoint may hold, valid or as zombies; new ones beyond that
-    /// are refused. It bounds names too: each has an address.
+    /// Maximum number of pairs (name, address) that an endpoint holds, valid or as zombies. Further
+    /// pairs are refused. This bounds names too: each has an address.
     pub max_pairs_per_endpoint: usize,
-    /// Zombies an endpoint may have; 0 = expired addresses go at once.
+    /// Maximum number of zombies of an endpoint; 0 = expired addresses are removed at once.
     pub max_deferred_deletes: usize,
     /// How long an idle connection counts as alive.
     pub idle_grace: Duration,
     /// How long restored identities and labels are held after the first sync.
     pub restore_grace: Duration,
-    /// Entries a policy map takes.
+    /// Maximum number of entries in a policy map.
     pub policy_map_max: usize,
     pub ipcache_max: usize,
-    /// Give every FQDN selector its identity before any address is known.
+    /// Whether every FQDN selector gets its identity before any address is known.
     pub preallocate_identities: bool,
-    /// Most combinations of fqdn labels that answers may give an identity; none = no circuit
-    /// breaker.
+    /// Maximum number of combinations of `fqdn` labels that get an identity because of answers;
+    /// `None` = no circuit breaker.
     pub max_fqdn_identities: Option<usize>,
     /// Prefixes whose addresses get no label of a name.
     pub refused_prefixes: RefusedPrefixes,
-    /// Addresses in mappings per second that one stream may send on average; ten times as
-    /// many at once.
+    /// Average number of addresses per second that one stream may send in mappings. A burst may
+    /// have ten times as many.
     pub mapping_rate: u32,
-    /// Files are written for names alone while the core goes on ([`Step::KeepNames`]): a slow
-    /// disk holds no answer up.
+    /// Whether a file of which only the names changed is written in the background
+    /// ([`Step::KeepNames`]), so that a slow disk delays no answer.
     ///
     /// [`Step::KeepNames`]: crate::datapath::plan::Step::KeepNames
     pub names_kept_later: bool,
-    /// Addresses listed per selector in the restored rules of `ep_config.json`.
+    /// Maximum number of addresses listed per selector in the restored rules of `ep_config.json`.
     pub max_ips_per_restored_rule: usize,
-    /// What one part of a change of policy may cost, in units of some ten microseconds: so long
-    /// an answer may wait for it.
+    /// Maximum cost of one part of a change of policy, in units of about ten microseconds. An
+    /// answer may have to wait for one part.
     pub work_budget: usize,
-    /// Between two passes that compare the datapath with the model.
+    /// Time between two passes that compare the datapath with the model.
     pub reconcile_interval: Duration,
 }
 
@@ -186,11 +188,12 @@ pub struct Restored {
     pub lxc: Vec<(LxcKey, LxcValue)>,
     /// Dumps of the policy maps that are pinned.
     pub policy_maps: Vec<(EndpointId, Vec<(PolicyKey, PolicyValue)>)>,
-    /// What these maps take, where it is known: a map keeps the size that it was made with.
+    /// Maximum number of entries of these maps, where it is known: a map keeps the size that it was
+    /// made with.
     pub policy_map_sizes: BTreeMap<EndpointId, usize>,
     /// Interfaces to which pinned programs of an endpoint's number are attached.
     pub programs: BTreeMap<EndpointId, BTreeSet<u32>>,
-    /// Endpoints at whose interface every program of the earlier run is in force, with the interface.
+    /// (Endpoint, interface) where every program of the earlier run is in force.
     pub under_programs: BTreeSet<(EndpointId, u32)>,
     /// Indexes of the interfaces that exist now.
     pub interfaces: BTreeSet<u32>,

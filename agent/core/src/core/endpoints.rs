@@ -1,4 +1,4 @@
-//! Endpoints come, change and go.
+//! How endpoints are added, changed and removed.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -22,7 +22,7 @@ use crate::{
 /// Why a pod has no identity yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoIdentity {
-    /// The cluster has to give it one.
+    /// The cluster has yet to give the pod an identity.
     #[error(
         "its labels have no identity number yet: the agent waits for the number of the cluster"
     )]
@@ -31,7 +31,7 @@ pub(super) enum NoIdentity {
     Exhausted,
 }
 
-/// Where the model has an endpoint from.
+/// How the model knows an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The endpoint's source lists it.
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// Whether an address became free.
+    /// Applies a specification. Returns whether an address became free.
     fn apply_endpoint(&mut self, spec: EndpointSpec) -> bool {
         let own = self.endpoints.by_key(&spec.key);
         let own = own.and_then(|id| self.endpoints.get(id));
@@ -140,7 +140,7 @@ impl State {
             if let Some(endpoint) =
                 of.filter(|endpoint| endpoint.spec.interface.ifindex == spec.interface.ifindex)
             {
-                // What was in force at this interface stays.
+                // The endpoint's policy at this interface stays in force.
                 endpoint.restored = false;
                 let id = endpoint.id;
                 self.endpoints.mark(id);
@@ -151,13 +151,14 @@ impl State {
             self.take_endpoint(own, spec, &labels);
         }
         if let Some(reason) = refused {
-            // It is tried again with all the addresses that it asked for.
+            // The specification is tried again with all the addresses that it asked for.
             let other = self.endpoints.end_wait(&asked.key);
             self.endpoints.wait(asked, other.unwrap_or(reason));
         }
     }
 
-    /// An endpoint whose pod is unknown waits for it. One that is in force stays as it is.
+    /// Has an endpoint wait for its pod, which is unknown. An endpoint that is in force stays as it
+    /// is.
     fn await_pod(&mut self, spec: EndpointSpec) {
         self.adopt(&spec);
         let own = self.endpoints.by_key(&spec.key);
@@ -274,7 +275,7 @@ impl State {
         }
     }
 
-    /// Entries that an endpoint's policy map takes.
+    /// Maximum number of entries in an endpoint's policy map.
     pub(super) fn policy_map_max(&self, id: EndpointId) -> usize {
         self.endpoints.map_size(id, self.config.policy_map_max)
     }
@@ -362,7 +363,7 @@ impl State {
         }
     }
 
-    /// An endpoint has other addresses, and keeps its number and its names.
+    /// Gives an endpoint other addresses; it keeps its number and its names.
     fn readdress_endpoint(&mut self, id: EndpointId, spec: EndpointSpec, labels: &LabelSet) {
         let Some(mut endpoint) = self.endpoints.take(id) else {
             return;
@@ -374,7 +375,7 @@ impl State {
         }
         endpoint.set_addresses(pick(&spec.addresses), self.now);
         self.endpoints.insert(endpoint);
-        // With its former identity, should that of its labels be lacking.
+        // If the labels have no identity, the endpoint keeps its former one.
         self.claim_addresses(id);
         self.update_endpoint(id, spec, labels);
         self.files.mark_due(id, self.now);
@@ -409,7 +410,7 @@ impl State {
         self.claim_addresses(id);
     }
 
-    /// An endpoint's labels have another identity now, or the endpoint has other labels.
+    /// Gives an endpoint another identity, because its labels changed or have another number.
     fn exchange_identity(
         &mut self,
         id: EndpointId,
@@ -427,7 +428,8 @@ impl State {
         self.numbers.release_endpoint(before);
     }
 
-    /// Endpoints with these labels get their identity again: its number came or changed.
+    /// Gives endpoints with these labels their identity again, because its number is new or
+    /// changed.
     pub(super) fn renumber_endpoints(&mut self, changed: &BTreeSet<LabelSet>) {
         let concerned = self
             .endpoints
@@ -452,13 +454,12 @@ impl State {
         self.take_waiting();
     }
 
-    /// Takes an endpoint out of the model; what the datapath has of it goes with the next
-    /// flush.
+    /// Takes an endpoint out of the model; the next flush removes its entries from the datapath.
     pub(super) fn remove_endpoint(&mut self, id: EndpointId) {
         let Some(mut endpoint) = self.endpoints.take(id) else {
             return;
         };
-        // Programs of the run before, or of an attempt that failed halfway, may be attached: they
+        // Programs of the earlier run, or of an attempt that failed halfway, may be attached: they
         // must not outlive the endpoint.
         if endpoint.attached.is_none() {
             endpoint.attached = Some(endpoint.attachment());
@@ -502,7 +503,7 @@ impl State {
 
 /// Whether two specifications with the same key are about one pod: they have the same host-side
 /// interface and network namespace, and names and uids that do not differ. A specification of an
-/// earlier run has no name and uid, so that these are not compared.
+/// earlier run has no name and uid, so its name and uid are not compared.
 fn is_same_pod(before: &EndpointSpec, now: &EndpointSpec) -> bool {
     let differ = |before: &Option<String>, now: &Option<String>| matches!((before, now), (Some(before), Some(now)) if before != now);
     before.interface.ifindex == now.interface.ifindex

@@ -27,10 +27,10 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// Addresses one mapping may carry: as many A records as fit a message of 65,535 bytes.
+/// Maximum number of addresses in a mapping: that many A records fit a message of 65,535 bytes.
 pub const MAX_ADDRESSES: usize = 4096;
-/// Length of a name, bytes: 255 octets, each at most four in presentation form (RFC 1035,
-/// 2.3.4 and 5.1).
+/// Maximum length of a name in bytes: 255 octets, each of at most four characters in presentation
+/// form (RFC 1035, 2.3.4 and 5.1).
 pub const MAX_NAME: usize = 1020;
 
 /// An event to the core.
@@ -41,9 +41,9 @@ pub enum Event {
     /// All documents that are refused right now (the whole list, replacing the one before):
     /// shown in `status`. The last good version of each stays in force.
     PoliciesRejected(Vec<PolicyError>),
-    /// The first listing of policies lacks documents: they are refused, and no good version of
-    /// them is known. Or it does no more. Until then endpoints of the last run open no further
-    /// than they were.
+    /// Whether the first listing of policies has gaps: documents that are refused and of which no
+    /// good version is known. While it has, endpoints of the earlier run open no further than they
+    /// were.
     PoliciesUncertain(bool),
     /// Changes of pods of the cluster, in order. The key is the pod's `namespace/name`.
     Pods(Vec<SourceEvent<PodAt>>),
@@ -54,14 +54,14 @@ pub enum Event {
     Identities(Vec<SourceEvent<CiliumIdentity>>),
     /// Numbers that the API server answered for [`Effect::WantedIdentities`].
     NumbersGiven(Vec<GivenNumber>),
-    /// Numbers of which the objects were deleted within the last hour, before this agent watched them.
+    /// Numbers whose objects were deleted within the last hour, before this agent watched them.
     NumbersResting(Vec<IdentityId>),
     /// Changes of what objects of the resolver's store say, in order. The key is
     /// [`ResolvedName::key`].
     Resolved(Vec<SourceEvent<ResolvedName>>),
-    /// What the author of the cluster's objects should know; replaces the list before.
+    /// Warnings for the authors of the cluster's objects; the list replaces the previous one.
     ClusterWarnings(Vec<String>),
-    /// How many namespaces have an object.
+    /// How many Namespace objects there are.
     Namespaces(usize),
     /// Change of an endpoint. The key is [`EndpointSpec::key`].
     Endpoints(SourceEvent<EndpointSpec>),
@@ -77,13 +77,13 @@ pub enum Event {
         gc_start: BootTime,
         /// Egress connections still there: (endpoint address, remote address).
         alive: Vec<(IpAddr, IpAddr)>,
-        /// Every conntrack map was read to its end.
+        /// Whether every conntrack map was read to its end.
         complete: bool,
     },
     /// A proxy's mapping stream opened.
     StreamUp(StreamId),
-    /// A proxy's mapping stream closed. Its leases are honoured to their end, or to that of the
-    /// process that holds them.
+    /// A proxy's mapping stream closed. Its leases are honoured until they end, or until the
+    /// process that holds them ends.
     StreamDown(StreamId),
     /// The process that holds the leases of these streams has ended, and with it the leases.
     HolderEnded(Vec<StreamId>),
@@ -94,7 +94,7 @@ pub enum Event {
     /// Result of a [`crate::datapath::plan::Step::KeepNames`] after its plan.
     NamesKept(NamesWritten),
     Tick,
-    /// [`crate::core::Core::change_in_progress`]: the next part of a change of policy.
+    /// Asks for the next part of a change of policy ([`crate::core::Core::change_in_progress`]).
     ContinueChange,
 }
 
@@ -139,9 +139,9 @@ impl From<PolicyChange> for Event {
 /// Which learned names to forget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanNames {
-    /// Only names that this `matchPattern` matches; none = all.
+    /// Only names that this `matchPattern` matches; `None` = all.
     pub pattern: Option<String>,
-    /// Only those learned by this endpoint; none = all.
+    /// Only names that this endpoint learned; `None` = all endpoints.
     pub endpoint: Option<EndpointId>,
 }
 
@@ -151,17 +151,18 @@ pub enum Effect {
     /// Send a mapping's result to its stream. A second one for the same sequence, with
     /// `durable` set, follows when the mapping is on disk.
     Result(MappingResult),
-    /// Publish rules to every proxy. The first one is the whole of them.
+    /// Publish rules to every proxy. The first effect has all rules.
     Rules(RulesUpdate),
     /// Sources are synced and the first rules were given: a snapshot may be served.
     SnapshotReady,
     /// Tell every stream to drop leases and to acknowledge.
     Revoke(Revocation),
-    /// Label sets of this node need objects: the whole list, in the place of the one before.
+    /// Label sets of this node that need objects: the whole list, which replaces the previous one.
     WantedIdentities(Arc<WantedIdentities>),
     /// An answer counts for EgressFirewalls.
     Observed(Observation),
-    /// The names that EgressFirewalls use, or the DNS servers whose answers count, are these now.
+    /// The names that EgressFirewalls use and the DNS servers whose answers count: both in full,
+    /// whenever one of them changed.
     Resolver {
         names: Arc<WantedNames>,
         servers: Arc<TrustedServers>,
@@ -205,23 +206,23 @@ pub struct MappingResult {
     pub stream: StreamId,
     /// The mapping's number on its stream ([`MappingEvent::sequence`]).
     pub sequence: u64,
-    /// Whether the datapath has it.
+    /// Whether the datapath has the mapping.
     pub realised: Realised,
-    /// A restart of the agent would restore it.
+    /// Whether a restart of the agent would restore the mapping.
     pub durable: bool,
     /// End of the lease, if one is given.
     pub lease_end: Option<BootTime>,
-    /// Revision under which it was realised.
+    /// Policy revision under which the mapping was realised.
     pub revision: u64,
 }
 
-/// New DNS rules for the proxies. Whole rules of each endpoint named.
+/// New DNS rules for the proxies: all rules of each endpoint that is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesUpdate {
     /// Revision of the policy that the rules follow from.
     pub revision: u64,
     /// Endpoints whose rules are new or changed.
     pub changed: Vec<RulesOf>,
-    /// Endpoints that have none any more.
+    /// Endpoints that have no rules any more.
     pub removed: Vec<EndpointId>,
 }

@@ -1,5 +1,4 @@
-//! From what changed to steps, in the order that neither passes what is denied nor cuts what
-//! is allowed:
+//! Turns changes into steps. Their order neither passes what is denied nor cuts what is allowed:
 //!
 //! 1. checkpoints of new identities,
 //! 2. policy maps: tables of ordered rules; then denies, redirects, allows; new endpoints: file
@@ -9,12 +8,11 @@
 //! 5. programs ([`programs`]); the remaining entries of removed endpoints,
 //! 6. policy maps: entries that are no longer used: allows, redirects, denies; then those of tables.
 //!
-//! A table ([`crate::policy::compute::tier`]) is written longest prefix first, and entries that it replaces go shortest
-//! first. While all lengths from L on are written, the longest entry for a packet is either one of
-//! the new table that is its longest there, or one of the old entries that is the longest of these.
-//! So each packet meets the old verdict or the new one. A new table comes before the entries for
-//! everyone, and one that goes stays until after them: whatever these say in between, no table
-//! falls through to them.
+//! A table ([`crate::policy::compute::tier`]) is written longest prefix first, and the entries that it replaces are
+//! removed shortest first. While all lengths from L on are written, the longest entry for a packet is either its
+//! longest entry in the new table or its longest among the old entries. So each packet meets the old verdict or the
+//! new one. A new table is written before the entries for everyone, and an old one is removed after them, so
+//! whatever these say in between, no packet under a table depends on them.
 
 mod policy_map_plan;
 mod programs;
@@ -37,7 +35,8 @@ use crate::{
     policy::compute::set_order::{LAST, set_order},
 };
 
-/// Prefixes that one round moves: while it lasts, old and new identities both exist.
+/// Maximum number of prefixes that one round moves. While the round lasts, old and new identities
+/// both exist.
 pub(super) const CHUNK: usize = 512;
 
 /// How many prefixes a round moves.
@@ -67,7 +66,7 @@ impl State {
                 break;
             }
         }
-        // What idle identities left behind is work of its own.
+        // Removing what idle identities left behind takes rounds of its own.
         while self.has_work() {
             self.round(plan, &[], &mut deferred, RoundSize::Chunk);
         }
@@ -78,7 +77,7 @@ impl State {
         }
     }
 
-    /// Puts prefixes in the order in which the ipcache follows: longest first, then what goes,
+    /// Puts prefixes in the order of their writes to the ipcache: longest first, then removals,
     /// shortest first.
     pub(super) fn in_order(&self, prefixes: &mut Vec<IpNet>) {
         let mut goes = Vec::new();
@@ -100,7 +99,8 @@ impl State {
         dirty.any(|endpoint| !endpoint.dirty_peers.is_none() && endpoint.problem.is_none())
     }
 
-    /// Plans what is to be done and some of these prefixes, a chunk at most. Gives how many.
+    /// Plans the pending changes and at most one chunk of these prefixes. Returns how many prefixes
+    /// it planned.
     pub(super) fn round(
         &mut self,
         plan: &mut Plan,
@@ -142,8 +142,8 @@ impl State {
         }
         self.sweep_policy(&mut removals);
         removals.append(deferred);
-        // After a restart an identity is known again only when the chunk comes that resolves a
-        // prefix of its: until then the datapath may use it.
+        // After a restart an identity is known again only once a chunk resolves one of its
+        // prefixes: until then the datapath may use it.
         let (now, later) = removals.into_iter().partition(|(_, key, _)| {
             let peer = IdentityId(key.sec_label);
             self.policy.labels_of(peer).is_some() || !self.ipcache.is_in_force(peer)
@@ -178,7 +178,7 @@ impl State {
         }
     }
 
-    /// Plans the change of an entry: what it has to be, and what it was.
+    /// Plans the change of an entry from its former to its new value.
     pub(super) fn put_policy(
         &mut self,
         plan: &mut Plan,
@@ -196,8 +196,8 @@ impl State {
         }
     }
 
-    /// Adds entries of identities that were just forgotten: their removal needs no round more. Those
-    /// of identities in use stay until all of the new policy is in force.
+    /// Adds entries of identities that were just forgotten: their removal needs no further round.
+    /// Entries of identities in use stay until all of the new policy is in force.
     fn sweep_policy(&mut self, removals: &mut Removals) {
         for id in self.endpoints.dirty_ids() {
             let Some(endpoint) = self.endpoints.get_mut(id) else {
@@ -260,7 +260,7 @@ impl State {
             })
     }
 
-    /// Plans the entries of `cilium_lxc` that there shall be.
+    /// Plans the wanted entries of `cilium_lxc`.
     fn plan_lxc_sets(&mut self, plan: &mut Plan) {
         let (endpoints, files) = (&self.endpoints, &self.files);
         // Whether the endpoint at an address, if there is one, has its policy map and file.

@@ -1,4 +1,4 @@
-//! Which identity a prefix has, and what follows when one comes or goes.
+//! Which identity a prefix has, and what follows when an identity is added or removed.
 
 mod breaker;
 mod relabel;
@@ -78,7 +78,7 @@ impl State {
         self.introduce(IdentityId::HOST, all);
     }
 
-    /// Identity of labels of addresses outside; `None` if no number is free.
+    /// Identity of labels of addresses outside the cluster; `None` if no number is free.
     pub(super) fn acquire_local(&mut self, labels: &LabelSet) -> Option<IdentityId> {
         self.acquire_as(labels, None)
     }
@@ -94,7 +94,7 @@ impl State {
         Some(acquired.id)
     }
 
-    /// A new identity: policy maps have to know it.
+    /// Adds a new identity to the policy: the policy maps get entries for it.
     pub(super) fn introduce(&mut self, identity: IdentityId, labels: LabelSet) {
         self.numbers.budget_mut().add(identity, &labels);
         let touched = self.policy.add_identity(identity, labels);
@@ -110,7 +110,7 @@ impl State {
         self.mark_dirty_peers(&touched);
     }
 
-    /// Maps of these endpoints have to follow a change of an identity's entries.
+    /// Marks the policy maps of these endpoints, because an identity's entries changed.
     pub(super) fn mark_dirty_peers(&mut self, touched: &Touched) {
         let endpoints = touched.endpoints.iter().map(|id| (*id, touched.peer));
         for (id, peer) in endpoints.chain(touched.services.iter().copied()) {

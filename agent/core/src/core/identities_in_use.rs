@@ -16,11 +16,11 @@ use crate::{
 /// Numbers and label sets of the whole cluster.
 #[derive(Clone, Debug, Default)]
 pub struct IdentitiesInUse {
-    /// Every source was read once.
+    /// Whether every source was read once.
     pub is_synced: bool,
-    /// Label sets of pods with addresses that have no object.
+    /// Label sets without an object, of pods that have addresses.
     pub lacking: WantedIdentities,
-    /// Objects that agents made, and that no pod has the labels of. Duplicates are unused in any case.
+    /// Objects that agents made and whose labels no pod has, and duplicates.
     pub unused: Vec<UnusedIdentity>,
 }
 
@@ -30,17 +30,18 @@ pub struct UnusedIdentity {
     pub id: IdentityId,
     pub labels: LabelSet,
     pub uid: Option<Arc<str>>,
-    /// An older object with the same labels counts.
+    /// Whether an older object has the same labels and is used instead.
     pub is_duplicate: bool,
 }
 
 impl Core {
-    /// Costs as much as there are pods.
+    /// The cost grows with the number of pods.
     pub fn identities_in_use(&self) -> IdentitiesInUse {
         self.state.identities_in_use()
     }
 
-    /// Whether this is still so: the object is as it was, and no pod or endpoint uses its number.
+    /// Whether the object is still unused: it has not changed, and no pod or endpoint uses its
+    /// number.
     pub fn is_unused(&self, object: &UnusedIdentity) -> bool {
         let sets = self.state.label_sets();
         let unused = self.state.unused(&sets);

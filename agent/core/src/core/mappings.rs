@@ -29,8 +29,8 @@ use crate::{
 
 /// Shortest validity of a pair that was seen while the agent was down, in seconds.
 const AWAY: u64 = 30;
-/// Most addresses that are learned from one mapping. Pools of servers have some dozens; a name holds
-/// about as many at most (`max_ips_per_name`).
+/// Maximum number of addresses that are learned from one mapping. Pools of servers have some dozens;
+/// a name holds about as many at most (`max_ips_per_name`).
 const TAKEN_ADDRESSES: usize = 1024;
 /// No leases are given while less than 1/16 of the ipcache is free.
 const SCARCE: usize = 16;
@@ -54,11 +54,11 @@ struct Learned {
     lease_end: Option<BootTime>,
 }
 
-/// An address of an answer that was learned.
+/// A learned address of an answer.
 struct Taken {
-    /// The answer may still have its lease.
+    /// Whether the answer may still have its lease.
     leased: bool,
-    /// The address has labels that the datapath must get before the answer is released.
+    /// Whether the address has labels that the datapath must get before the answer is released.
     labelled: bool,
 }
 
@@ -173,7 +173,8 @@ impl State {
         });
     }
 
-    /// Learns one address of an answer that ends at `last`. `None` if there is no room for it.
+    /// Learns one address of an answer. `last` is when the answer ends. `None` if there is no room
+    /// for the address.
     fn learn_address(
         &mut self,
         mut answer: Answer<'_>,
@@ -339,7 +340,7 @@ impl State {
         self.ipcache.identity_of(address).unwrap_or(world)
     }
 
-    /// What the datapath takes an address for where no entry covers it.
+    /// The identity that an address has in the datapath if no entry covers it.
     pub(super) fn world_of(&self, address: IpAddr) -> IdentityId {
         let family = match address {
             IpAddr::V4(_) => FAMILY_IPV4,
@@ -349,13 +350,13 @@ impl State {
         IdentityId::world_of(family, dual)
     }
 
-    /// Whether an address may carry a name's label: those of this node and of pods never do, nor
-    /// those of refused prefixes.
+    /// Whether an address may carry a name's label. Addresses of this node, of pods, and in refused
+    /// prefixes never do.
     pub(super) fn is_plumbed(&self, address: IpAddr) -> bool {
         self.is_sound(address) && self.config.refused_prefixes.covering(address).is_none()
     }
 
-    /// Whether an address can be that of a single machine outside.
+    /// Whether an address can belong to a single machine outside the cluster.
     pub(super) fn is_sound(&self, address: IpAddr) -> bool {
         let sound = match address {
             IpAddr::V4(v4) => self.config.enable_ipv4 && !v4.is_broadcast(),
@@ -376,7 +377,7 @@ impl State {
             && within.all(|v4| !v4.is_broadcast() && self.is_outside(v4.into()))
     }
 
-    /// Whether an address may be that of a machine that is neither this node nor a pod.
+    /// Whether an address may belong to a machine that is neither this node nor a pod.
     fn is_outside(&self, address: IpAddr) -> bool {
         !address.is_loopback()
             && !address.is_multicast()
@@ -384,7 +385,7 @@ impl State {
             && !self.ipcache.is_of_cluster(address)
     }
 
-    /// Fills in what became of the mappings once the plan ran.
+    /// Fills in the outcome of the mappings once the plan ran.
     pub(super) fn settle_results(&mut self, results: Vec<PendingResult>) -> Vec<Effect> {
         let mut effects = Vec::with_capacity(results.len());
         for PendingResult {
@@ -443,7 +444,7 @@ impl State {
         }
     }
 
-    /// A pass over the conntrack maps found these connections.
+    /// Notes connections that a pass over the conntrack maps found.
     pub(super) fn on_alive(&mut self, gc_start: BootTime, alive: &[(IpAddr, IpAddr)]) {
         for (local, remote) in alive {
             if let Some(id) = self.endpoints.by_address(*local) {
@@ -453,7 +454,7 @@ impl State {
         }
     }
 
-    /// The pass read every conntrack map to its end.
+    /// Notes that the pass read every conntrack map to its end.
     pub(super) fn on_pass_complete(&mut self, gc_start: BootTime) {
         let expired = self.learned.names.scanned(gc_start, self.now);
         self.release(expired);

@@ -21,7 +21,7 @@ pub struct PacketView {
     pub dropped: bool,
     /// IP protocol number; 0 = not IP.
     pub protocol: u8,
-    /// Whether it is ARP: `source` is the sender, and `destination` the target.
+    /// Whether the packet is ARP: `source` is then the sender, and `destination` the target.
     pub arp: bool,
     /// ICMP type, of ICMP packets that have one.
     pub icmp_type: Option<u8>,
@@ -33,7 +33,7 @@ pub struct PacketView {
     pub remote_identity: u32,
     /// Length of the packet, bytes.
     pub length: u32,
-    /// Identity of the endpoint; 0 = it is gone.
+    /// Identity of the endpoint; 0 = the endpoint is gone.
     pub identity: u32,
     /// Key of the endpoint at its source; empty if the endpoint is gone.
     pub key: String,
@@ -43,8 +43,8 @@ pub struct PacketView {
     /// document of the cluster describes one there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// Rules that decide, by the policy in force when this was asked for. Empty if no rule allows the
-    /// packet, if nothing is restricted, or if policy has no say.
+    /// Rules that decide, by the policy in force at the time of the request. Empty if no rule allows
+    /// the packet, if nothing is restricted, or if policy has no say.
     pub rules: Vec<RuleView>,
 }
 
@@ -59,7 +59,7 @@ impl PacketView {
         Some(text.parse::<SocketAddr>().ok()?.ip())
     }
 
-    /// The destination port as policy has it, of protocols whose packets name it.
+    /// The destination port as policy has it, or the ICMP type; `None` if the packet has neither.
     pub fn port(&self) -> Option<Port> {
         let number = match self.protocol {
             6 | 17 | 132 => self.destination.parse::<SocketAddr>().ok()?.port(),

@@ -1,7 +1,7 @@
 //! A plan: ordered steps, and which of them must not run after a failure.
 //!
-//! It owns all that waits for its outcome: [`crate::core::Core::commit`] takes that out, and nothing of
-//! a plan is left in the core. Each step has exactly one undo.
+//! A plan owns everything that waits for its outcome: [`crate::core::Core::commit`] takes it out, and
+//! nothing of a plan stays in the core. Each step has exactly one undo.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,11 +36,11 @@ pub struct Plan {
     results: Vec<PendingResult>,
     /// Results to repeat as durable, because the plan writes the file of their endpoint.
     durable: Vec<(EndpointId, MappingResult)>,
-    /// Identities that nothing has any more, if no step fails.
+    /// Identities that nothing has any more if no step fails.
     forgotten: Vec<(IdentityId, LabelSet)>,
     /// Revocations to send once the plan is committed.
     revocations: Vec<Revocation>,
-    /// For each number, the interfaces that lose its programs.
+    /// For each endpoint number, the interfaces that lose its programs.
     uncovered: BTreeMap<EndpointId, BTreeSet<u32>>,
 }
 
@@ -62,7 +62,7 @@ impl Plan {
         self.undo.push(undo);
     }
 
-    /// Notes that an interface loses the programs of a number.
+    /// Notes that an interface loses the programs of an endpoint number.
     pub(super) fn uncover(&mut self, id: EndpointId, ifindex: u32) {
         self.uncovered.entry(id).or_default().insert(ifindex);
     }
@@ -217,9 +217,10 @@ impl FailedDeps {
     }
 
     /// Whether `step` would break an invariant after what failed: a map has an identity that is not on
-    /// disk, an allow comes without its deny, an entry without a longer one that shall come before it,
-    /// a prefix has an identity that a policy map does not know, an identity is forgotten while a
-    /// prefix may still map to it, or an interface gets programs whose policy map is not whole.
+    /// disk, an allow comes without its deny, an entry comes although a longer one that must precede
+    /// it is missing, a prefix has an identity that a policy map does not know, an identity is
+    /// forgotten while a prefix may still map to it, or an interface gets programs whose policy map is
+    /// not whole.
     fn stops(&self, step: &Step, fresh: &BTreeSet<IdentityId>) -> bool {
         let unsaved = |identity: u32| self.checkpoint && fresh.contains(&IdentityId(identity));
         match step {

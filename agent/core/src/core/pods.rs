@@ -1,9 +1,9 @@
 //! Pods of the cluster: each address has the identity of its pod's labels.
 //!
-//! A pod is claims in the ipcache, and nothing else: it makes no revision, and no endpoint's DNS
-//! rules are rendered for it. Its identity comes from the same numbers as endpoints': a pod of
-//! another node and an endpoint here with equal labels are one identity. An address that is an
-//! endpoint's, too, has the endpoint's identity.
+//! In the model a pod is nothing but claims in the ipcache: it makes no revision, and no endpoint's
+//! DNS rules are rendered for it. Pods and endpoints share identities: a pod of another node and an
+//! endpoint here have one identity if their labels are equal. An address that is also an endpoint's
+//! has the endpoint's identity.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -56,7 +56,7 @@ impl State {
         self.follow_pods(&changed);
     }
 
-    /// Endpoints that are one of these pods get its labels.
+    /// Gives endpoints that are among these pods the labels of their pod.
     fn follow_pods(&mut self, changed: &BTreeSet<Arc<str>>) {
         let is_one = |spec: &EndpointSpec| {
             let pod = spec.pod.as_deref();
@@ -72,8 +72,8 @@ impl State {
         }
     }
 
-    /// Labels of an endpoint, with those of its pod; none if the pod is unknown, or another one of
-    /// its name is known.
+    /// Labels of an endpoint, with those of its pod; `None` if the pod is unknown, or if another
+    /// pod of its name is known.
     pub(super) fn endpoint_labels(
         &self,
         spec: &EndpointSpec,
@@ -99,7 +99,7 @@ impl State {
         Some(Ok(in_namespace(labels)))
     }
 
-    /// Tries those again for which no number was free.
+    /// Tries the pods again for which no identity number was free.
     pub(super) fn retry_pods(&mut self) {
         for key in std::mem::take(&mut self.cluster.pods.without_identity) {
             if let Some(pod) = self.cluster.pods.known.remove(&key) {
@@ -120,8 +120,8 @@ impl State {
                     self.numbers.learn(identity.id, Some(&identity), self.now);
                 }
                 SourceEvent::Delete(key) => touched.extend(self.forget_number(&key)),
-                // Numbers of an earlier listing of this run that are not in this one stay with
-                // the label sets that have them.
+                // Numbers that an earlier listing of this run had, and that this one lacks, stay
+                // with their label sets.
                 SourceEvent::InitDone => {
                     self.restoration.identities().end();
                 }
@@ -137,8 +137,8 @@ impl State {
         Some(id)
     }
 
-    /// Gives label sets whose number came or changed their identity again, wherever they are. True
-    /// if there were any.
+    /// Gives label sets whose number is new or changed their identity again, wherever they are.
+    /// Returns true if there were any.
     pub(super) fn renumber(&mut self) -> bool {
         let changed = self.numbers.take_renumbered();
         if changed.is_empty() {
@@ -180,13 +180,13 @@ impl State {
         }
     }
 
-    /// Puts `now` in the place of `before`. The new identity is acquired before the old one is
-    /// released, so that one that stays is never without a holder.
+    /// Replaces `before` by `now`. The new identity is acquired before the old one is released, so
+    /// that an identity that does not change always has a holder.
     fn exchange_pod(&mut self, now: Option<PodAt>, before: &KnownPod) {
         let wants = now.as_ref().filter(|pod| !pod.addresses.is_empty());
         let acquired = wants.map(|pod| self.acquire_pod(&pod.labels));
         let is_lacking = acquired.is_some_and(|acquired| acquired.is_err());
-        // The same pod with other labels has its identity until their number is there.
+        // The same pod with other labels keeps its identity until the new labels have a number.
         let keeps_addresses =
             |pod: &PodAt| pod.uid == before.at.uid && pod.addresses == before.at.addresses;
         let kept = before.identity.filter(|_| {
@@ -201,7 +201,8 @@ impl State {
                     .without_identity
                     .insert(Arc::clone(&pod.key));
             }
-            // An address of the cluster is never the world, although no labels select it then.
+            // An address of the cluster never counts as the world, although no labels select an
+            // unmanaged one.
             let claim = Claim::Identity(identity.unwrap_or(IdentityId::UNMANAGED));
             for address in &pod.addresses {
                 let prefix = IpNet::from(*address);

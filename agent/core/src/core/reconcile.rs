@@ -54,7 +54,7 @@ struct ReconcileRun {
     due: BootTime,
     /// Entries that the walk under way has seen.
     walked: usize,
-    /// Where the check of names is; `None` once all were seen.
+    /// Position of the check of names; `None` once all names were seen.
     names: Option<NamesSeen>,
 }
 
@@ -63,7 +63,7 @@ struct ReconcileRun {
 #[derive(Clone, Copy, Debug, Default)]
 struct NamesSeen {
     names: usize,
-    /// Addresses of the next name that were seen.
+    /// How many addresses of the next name were seen.
     addresses: usize,
 }
 
@@ -74,11 +74,11 @@ enum Stage {
     Ipcache(Option<IpcacheKey>),
     IpcacheModel(Option<IpNet>),
     Lxc(Option<LxcKey>),
-    /// How many were seen, as [`NamesSeen`].
+    /// How many entries were seen, as in [`NamesSeen`].
     LxcModel(usize),
     Policy(EndpointId, Option<PolicyKey>),
     PolicyModel(EndpointId, Option<PolicyKey>),
-    /// Maps are through, names are not.
+    /// The maps are done, the names are not.
     Names,
 }
 
@@ -89,7 +89,8 @@ impl Reconcile {
         state.restoration.is_synced().then_some(due)
     }
 
-    /// The next query; `None` before it is due. Programs go first: without them nothing else counts.
+    /// The next query; `None` before it is due. Programs come first: without them nothing else
+    /// counts.
     pub(super) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if !state.restoration.is_synced() {
             return None;
@@ -317,8 +318,8 @@ impl ReconcileRun {
         }
     }
 
-    /// The next names: their labels are what selectors give them, and each of their addresses
-    /// carries these.
+    /// Checks the next names: each must have the labels that selectors give it, and each of its
+    /// addresses must carry them.
     fn check_names(&mut self, state: &mut State) {
         let Some(mut at) = self.names else {
             return;

@@ -1,10 +1,10 @@
 //! Names of EgressFirewalls: which answers count, and which addresses have their labels.
 //!
 //! Owns the names that firewalls use, the DNS servers whose answers count for them, the objects of
-//! the store, and the pairs (name, address) that follow from both. It keeps one invariant: an
-//! address has a label of a name exactly while it has such a pair. Answers of other servers give
-//! no address such a label: two pods of one tenant, one of them a DNS server, would open any
-//! address for every tenant.
+//! the store, and the pairs (name, address) that follow from these. It keeps one invariant: an
+//! address has a label of a name exactly while it has such a pair. Answers of other servers give no
+//! address such a label. Otherwise two pods of one tenant, one of them a DNS server, could open any
+//! address to every tenant.
 //!
 //! `dnsname:` labels come in the same plan as `fqdn:` labels ([`State::learn`]): an answer that is
 //! released has both.
@@ -38,13 +38,13 @@ use crate::{
 
 /// Selectors of EgressFirewalls that are added or removed.
 impl State {
-    /// A firewall uses a name. Addresses follow with [`Self::relabel_resolved`].
+    /// Notes that a firewall uses a name. [`Self::relabel_resolved`] then labels the addresses.
     pub(super) fn use_name(&mut self, selector: &DnsNameSelector) {
         self.resolved.used.add(selector);
         self.note_name(selector);
     }
 
-    /// A firewall no longer uses a name.
+    /// Notes that a firewall no longer uses a name.
     pub(super) fn disuse_name(&mut self, selector: &DnsNameSelector) {
         self.resolved.used.remove(selector);
         self.note_name(selector);
@@ -93,8 +93,8 @@ impl State {
         }
     }
 
-    /// Takes the addresses that answers of trusted servers gave before a firewall used the name,
-    /// as long as nothing but these answers and connections keeps them.
+    /// Takes over the addresses that answers of trusted servers gave before a firewall used the
+    /// name. Leaves out addresses that something other than these answers or connections keeps.
     fn adopt_learned(&mut self, name: &Fqdn) {
         let names = &self.learned.names;
         let entry = names.name(name);
@@ -108,7 +108,7 @@ impl State {
         for (address, until, lease_end) in trusted {
             let openness = self.openness(address);
             if self.resolved.room(name, address, openness) != Room::Full {
-                // The lease may be that of another server's longer answer.
+                // The lease may belong to a longer answer of another server.
                 let lease = lease_end.map(|end| end.min(until));
                 let lease = lease.filter(|end| *end > self.now);
                 let pairs = &mut self.resolved.pairs;
@@ -119,7 +119,7 @@ impl State {
 
     /// At the end of the grace, keeps an address in a refused prefix that the earlier run denied by
     /// name. Files do not have such addresses, so nothing tells when their answers end: they stay for
-    /// the longest time that an answer can last. A wildcard stands for the names that it means.
+    /// the longest time that an answer can last. A wildcard stands for the names that it matches.
     pub(super) fn keep_denied(&mut self, prefix: IpNet) {
         let address = prefix.addr();
         let is_closed = prefix == IpNet::from(address)
@@ -162,7 +162,7 @@ impl State {
         }
     }
 
-    /// Gives an address the labels of a name. False if there are none.
+    /// Gives an address the labels of a name. False if the name has no labels.
     fn claim_resolved(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         let labels = self.resolved.used.labels_of(name, self.openness(address));
         let Some(labels) = labels else {
@@ -193,7 +193,7 @@ impl State {
 
 /// Mappings of answers, and the labels that they give.
 impl State {
-    /// What a mapping means for EgressFirewalls; counts it.
+    /// What a mapping means for EgressFirewalls. Counts the mapping.
     pub(super) fn relevance(&mut self, mapping: &Mapping, ttl: u32, seen: BootTime) -> Relevance {
         let is_trusted = self.is_trusted(mapping.server);
         if self.resolved.used.is_empty() {
@@ -260,7 +260,7 @@ impl State {
         }
     }
 
-    /// Answers that endpoints got no longer keep these pairs: only connections do.
+    /// Notes that answers to endpoints no longer keep these pairs: only connections do.
     pub(super) fn end_answers(&mut self, pairs: &[NamePair]) {
         for (name, address) in pairs {
             self.resolved.pairs.end_answers(name, *address, self.now);
@@ -284,7 +284,7 @@ impl State {
 
 /// DNSNameResolver objects of the store that change.
 impl State {
-    /// Changes of objects of the store.
+    /// Follows changes of objects of the store.
     pub(super) fn on_resolved(&mut self, events: Vec<SourceEvent<ResolvedName>>) {
         for event in events {
             match event {
@@ -382,7 +382,7 @@ impl State {
     }
 }
 
-/// DNS servers, and what the resolver and people get.
+/// DNS servers, and what the resolver and views get.
 impl State {
     pub(super) fn firewall_summary(&self) -> FirewallSummary {
         let documents = self.policy.repository().iter();
@@ -414,8 +414,8 @@ impl State {
         }
     }
 
-    /// Names that the resolver keeps objects of. It may remove other objects only once every document
-    /// has been read.
+    /// Names for which the resolver keeps objects. It may remove other objects only once every
+    /// document has been read.
     fn wanted_names(&self) -> WantedNames {
         WantedNames {
             names: self.resolved.used.wanted(),
@@ -423,7 +423,7 @@ impl State {
         }
     }
 
-    /// The resolver is to get the names again: more, or all, of them are known.
+    /// Has the names sent to the resolver again, because more of them, or all, are known.
     pub(super) fn publish_names(&mut self) {
         self.resolved.is_unpublished = true;
     }

@@ -1,5 +1,5 @@
-//! What an earlier run left: numbers, labels and map entries stay as they are until the
-//! sources have spoken.
+//! What an earlier run left: numbers, labels and map entries stay as they are at least until the
+//! sources are synced.
 
 mod hold;
 mod left_behind;
@@ -60,7 +60,7 @@ use crate::{
 
 /// Source of the label that stands for the lost labels of a number.
 const LOST: &str = "lost";
-/// What a restored address keeps at least, seconds.
+/// Minimum time for which a restored address stays valid, in seconds.
 const AT_LEAST: u64 = 30;
 
 impl State {
@@ -142,7 +142,7 @@ impl State {
         }
     }
 
-    /// Addresses in blocks of the cluster are not the world, known or not.
+    /// Claims the blocks of the cluster: an address in them never counts as the world.
     fn claim_cluster(&mut self) {
         let unmanaged = LabelSet::new(vec![Label::new(RESERVED, "unmanaged", "")]);
         let blocks = [&self.config.cluster_blocks, &self.config.pod_blocks];
@@ -211,13 +211,13 @@ impl State {
                 continue;
             };
             let kept = labels.iter().filter(|label| match label.source() {
-                // A block's label that flowed down will flow down again, as will the
-                // world's, which may be another if families were switched on or off.
+                // A label that a prefix inherits from a block is inherited again. So is the world's
+                // label, which differs if a family was switched on or off.
                 CIDR => cidr_of(label) == Some(prefix) && !shared.contains(&identity),
-                // Documents and the node speak before anything is resolved: a group, a node or
-                // an API server that went keeps nothing open.
+                // Documents and the node give these labels before anything is resolved. A group, a
+                // node or an API server that is gone keeps nothing open.
                 CIDR_GROUP | NODE | NODE_CIDR | RESERVED => false,
-                // The run before may have let answers label it.
+                // The earlier run may have let answers label this prefix.
                 FQDN | DNS_NAME => !self.config.refused_prefixes.covers(prefix),
                 _ => true,
             });
@@ -258,7 +258,8 @@ impl State {
         }
     }
 
-    /// Programs of the earlier run judge the packets of an endpoint: those of this run may come later.
+    /// Notes that programs of the earlier run judge an endpoint's packets: this run may attach its own
+    /// later.
     fn keep_programs(&mut self, file: &EndpointFile) {
         let endpoint = self.endpoints.get_mut(file.id);
         if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.identity == file.identity) {
@@ -288,10 +289,10 @@ impl State {
         }
     }
 
-    /// Restores the names of a file, except those cleaned since: the file is written later than
-    /// the list of cleaned names. Addresses stay open until the end of the grace period, because
-    /// proxies may hold leases. Answers that do not count now are left out: the run before may have
-    /// had another `--tofqdns-servers`.
+    /// Restores the names of a file, except those cleaned since: the file is written later than the
+    /// list of cleaned names. Addresses stay open until the end of the grace period, because
+    /// proxies may hold leases. Answers that do not count now are left out: the earlier run may
+    /// have had another `--tofqdns-servers`.
     fn restore_names(&mut self, file: &EndpointFile) {
         let mut is_changed = false;
         for entry in &file.history {
@@ -312,7 +313,7 @@ impl State {
         }
     }
 
-    /// False if the answer is left out.
+    /// Restores an answer of a file. False if it is left out.
     fn restore_answer(&mut self, endpoint: EndpointId, entry: &HistoryEntry) -> bool {
         let only_trusted = self.config.name_servers == NameServers::Trusted;
         let seen = self.instant(entry.lookup).min(self.now);
@@ -357,7 +358,7 @@ impl State {
         true
     }
 
-    /// False if one of its names is left out.
+    /// Restores a zombie of a file. False if one of its names is left out.
     fn restore_zombie(&mut self, endpoint: EndpointId, entry: &ZombieEntry) -> bool {
         let only_trusted = self.config.name_servers == NameServers::Trusted;
         let latest = self.now.plus(self.config.idle_grace);
@@ -366,7 +367,7 @@ impl State {
         let pending = self.instant(entry.delete_pending_at).min(self.now);
         let mut is_whole = true;
         for name in &entry.names {
-            // The time of the look-up is unknown: no later than the expiry.
+            // The time of the look-up is unknown, but no later than the expiry.
             let trust = match entry.trusted.contains(name) {
                 true => Trust::Trusted,
                 false => Trust::Untrusted,
@@ -398,7 +399,8 @@ impl State {
         BootTime::from_nanos(unix_ns.saturating_sub(self.config.boot_unix_ns))
     }
 
-    /// The first plan: entries of removed interfaces are removed now, before they are published.
+    /// In the first plan, removes the entries of removed interfaces, before endpoints are
+    /// published.
     pub(super) fn start(&mut self, plan: &mut Plan) {
         for (address, key, value) in self.lxc.unwanted() {
             let gone = self.endpoints.is_leaving(EndpointId(value.lxc_id))
@@ -421,8 +423,8 @@ impl State {
         }
     }
 
-    /// When the grace after a restart is over: not while a change of policy is under way, nor
-    /// while policies of the last run are kept.
+    /// When the grace after a restart ends; `None` while a change of policy is under way or
+    /// policies of the last run are kept.
     pub(super) fn restored_until(&self) -> Option<BootTime> {
         let until = self.restoration.until();
         until.filter(|_| !self.change_in_progress())
@@ -433,7 +435,7 @@ impl State {
         if self.restored_until().is_none_or(|until| until > self.now) {
             return;
         }
-        // What this event asks for gets the numbers that it had, before they are released.
+        // Labels that this event asks for get their former numbers before these are released.
         self.flush(plan);
         for prefix in self.restoration.end() {
             self.keep_denied(prefix);
@@ -459,13 +461,13 @@ fn former_rules(restored: &Restored) -> BTreeSet<RuleKey> {
     keys.collect()
 }
 
-/// What prefixes had before the start.
+/// Identities that prefixes had before the start.
 fn numbers(restored: &Restored) -> impl Iterator<Item = (IpNet, IdentityId)> {
     let ipcache = restored.ipcache.iter();
     ipcache.filter_map(|(key, value)| Some((prefix_of(key)?, IdentityId(value.sec_identity))))
 }
 
-/// The numbers of pods and their labels: those of the checkpoint, of endpoints' files and of maps.
+/// The numbers of pods and their labels, from the checkpoint, endpoints' files and maps.
 fn restored_pods(restored: &Restored) -> Vec<(IdentityId, LabelSet)> {
     let mut pods = restored.endpoint_identities.clone();
     for file in &restored.endpoints {
@@ -480,8 +482,8 @@ fn restored_pods(restored: &Restored) -> Vec<(IdentityId, LabelSet)> {
     pods
 }
 
-/// Numbers of pods that are in the maps and that neither the checkpoint nor a file has: no other
-/// label set gets one of them while entries of the run before are there.
+/// Numbers of pods that the maps have, but neither the checkpoint nor a file: no other label set
+/// gets one of them while entries of the earlier run are there.
 fn pods_without_checkpoint(
     restored: &Restored,
     known: &[(IdentityId, LabelSet)],
@@ -500,9 +502,9 @@ fn pods_without_checkpoint(
 
 type Numbered = (Vec<(IdentityId, LabelSet)>, BTreeMap<IpNet, IdentityId>);
 
-/// The checkpoint, and for numbers that it lacks the blocks' own labels ("withhold and request",
-/// CFP-28427), so that they mean nothing else meanwhile; and which prefix asks for which of
-/// them.
+/// The identities of the checkpoint. Numbers that it lacks get the labels of their blocks
+/// ("withhold and request", CFP-28427), so that they mean nothing else meanwhile. The result also
+/// says which prefix asks for which number.
 fn restored_local(restored: &Restored, world: &World) -> Numbered {
     let mut found = restored.local_identities.clone();
     let known: BTreeSet<IdentityId> = found.iter().map(|(id, _)| *id).collect();

@@ -30,17 +30,18 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// Changes of pods or Services that one event carries: so long an answer may wait for them.
+/// Maximum number of changes of pods or Services in one event. An answer may have to wait for all
+/// of them.
 const CHUNK: usize = 64;
 
-/// Warnings that are logged one by one.
+/// Maximum number of warnings that are logged one by one.
 const LOGGED: usize = 50;
 
 /// Divides documents by what they are about.
 #[derive(Debug)]
 pub struct Router {
     book: Book,
-    /// Warnings of documents that are in the book, by key; none of those without.
+    /// Warnings of documents in the book, by key. Documents without a warning have no entry.
     objects: BTreeMap<String, Vec<String>>,
     /// Keys of documents that the core has.
     policies: BTreeSet<String>,
@@ -51,9 +52,9 @@ pub struct Router {
     namespaces: usize,
     /// Changes of DNSNameResolvers, until the core takes them.
     names: Vec<SourceEvent<Arc<Resolver>>>,
-    /// Nodes and pods of agents; none if agents are no pods.
+    /// Nodes and pods of agents; `None` if agents are not pods.
     unattended: Option<Unattended>,
-    /// Objects about the tunnel between nodes; none if this node has no part in it.
+    /// Objects about the tunnel between nodes; `None` if this node has no part in it.
     high_scale: Option<HighScaleObjects>,
     /// The pods that are read.
     pods: PodScope,
@@ -98,7 +99,7 @@ fn parts(document: &PolicyDocument) -> Parts {
     }
 }
 
-/// With an empty book of the cluster `default`, under Cilium's rules about labels.
+/// A router with an empty book of the cluster `default`, under Cilium's rules about labels.
 impl Default for Router {
     fn default() -> Self {
         Self::new(Book::new(LabelFilter::default(), "default"))
@@ -106,7 +107,7 @@ impl Default for Router {
 }
 
 impl Router {
-    /// Without documents. `book` reads the objects of the cluster.
+    /// A router without documents. `book` reads the objects of the cluster.
     pub fn new(book: Book) -> Self {
         Self {
             book,
@@ -134,13 +135,14 @@ impl Router {
         Self { high_scale, ..self }
     }
 
-    /// The same, with some of the pods only.
+    /// The same, with only the pods of this scope.
     pub fn with_pods(self, pods: PodScope) -> Self {
         Self { pods, ..self }
     }
 
     /// Events for the changes of one reading. Objects come before policies, so that a new policy
-    /// meets the labels that it was written for. Without objects there is no event about any.
+    /// meets the labels that it was written for. If no object changed, there is no event about
+    /// objects.
     pub fn route(&mut self, changes: Vec<PolicyChange>) -> Vec<Event> {
         let (mut begin, mut rest) = (Vec::new(), Vec::new());
         let mut is_listing = false;
@@ -207,8 +209,8 @@ impl Router {
         self.book.take_local()
     }
 
-    /// Changes of DNSNameResolvers since the last call. They are in namespaces: a key that is gone is
-    /// `namespace/name`.
+    /// Changes of DNSNameResolvers since the last call. DNSNameResolvers are namespaced: the key of a
+    /// removed one is `namespace/name`.
     pub fn take_names(&mut self) -> Vec<SourceEvent<Arc<Resolver>>> {
         std::mem::take(&mut self.names)
     }
@@ -323,7 +325,7 @@ impl Router {
     }
 }
 
-/// Changes in parts; a listing begins and ends, unless nothing is in it.
+/// Splits changes into parts. A listing gets a begin and an end, unless it is empty.
 fn chunks<T>(
     changes: Vec<SourceEvent<T>>,
     is_listing: bool,

@@ -1,10 +1,10 @@
-//! Services of the cluster. Each has one identity for each address family, which its addresses of that
-//! family have: the families have different backends.
+//! Services of the cluster. Each has one identity per address family, because the families have
+//! different backends.
 //!
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
-//! those of the identities behind it ([`super::state::policy_model`]); here they are read from the
-//! addresses of its backends, whenever one of these changes ([`backends`]). [`addresses`] says which
-//! Service has an address.
+//! those of the identities behind it ([`super::state::policy_model`]); this file reads the
+//! identities behind a Service from the addresses of its backends, whenever one of these changes
+//! ([`backends`]). [`addresses`] says which Service has an address.
 
 mod addresses;
 mod backends;
@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// The addresses of the node right now. An address of a Service does not count, even if an
+    /// Takes the addresses of the node. An address of a Service does not count, even if an
     /// interface has it.
     pub(super) fn on_node_addresses(&mut self, addresses: &[IpAddr]) {
         self.cluster.services.node = addresses.iter().copied().collect();
@@ -79,7 +79,8 @@ impl State {
         self.set_node_addresses(&own);
     }
 
-    /// NodeLocal DNSCache listens on addresses that belong to the DNS Service.
+    /// Takes what interfaces of the node say: NodeLocal DNSCache listens on addresses of the DNS
+    /// Service.
     pub(super) fn on_node_interfaces(&mut self, interfaces: NodeInterfaces) {
         self.cluster.services.interfaces = interfaces;
         let Some(known) = self.cluster.services.known.get(DNS_SERVICE) else {
@@ -192,7 +193,7 @@ impl State {
         self.acquire_local(&LabelSet::new(vec![Label::new(SERVICE, key, family)]))
     }
 
-    /// Nothing has the identity of a Service any more.
+    /// Drops the identity of a Service that nothing has any more.
     fn drop_service_identity(&mut self, id: IdentityId) {
         let touched = self.policy.put_service(id, None);
         self.mark_dirty_peers(&touched);

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::identity::{cluster::ClusterCounts, cluster_object::NumberSource};
 
-/// Everything. Built on demand: it costs as much as there is state.
+/// The whole state. Built on demand: the cost grows with the size of the state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Snapshot {
-    /// Counts; what [`crate::core::Core::summary`] gives alone.
+    /// Counts, as [`crate::core::Core::summary`] returns them.
     pub summary: Summary,
     pub endpoints: Vec<EndpointView>,
     /// Identities by number, reserved ones left out.
@@ -28,25 +28,27 @@ pub struct Summary {
     pub revision: u64,
     /// Revision last published to proxies.
     pub published_revision: u64,
-    /// Policies, endpoints and every other listing that had begun were complete once.
+    /// Whether the listings of policies, of endpoints and every other one that had begun were
+    /// complete once.
     pub synced: bool,
     pub endpoints: usize,
     /// Endpoints without a restricted direction.
     pub endpoints_unrestricted: usize,
-    /// The first few of these: the pod, `namespace/name`, or the key of one that is no pod.
+    /// The first few of these endpoints: the pod, `namespace/name`, or the key of an endpoint that
+    /// is no pod.
     pub unrestricted: Vec<String>,
     /// Policies in force; documents of other kinds do not count.
     pub policies: usize,
     pub policies_rejected: usize,
-    /// Allocated identities of addresses outside.
+    /// Allocated identities of addresses outside the cluster.
     pub local_identities: usize,
     /// Local identities with the label of a name.
     pub fqdn_identities: usize,
     /// Local identities with the labels of several selectors of names.
     pub fqdn_combinations: usize,
-    /// Most combinations, if they are limited.
+    /// Maximum number of such combinations, if they are limited.
     pub fqdn_identities_max: Option<usize>,
-    /// Addresses that have the identity of some of their names only, because of that limit.
+    /// Addresses that have the identity of only some of their names, because of that limit.
     pub addresses_limited: usize,
     pub endpoint_identities: usize,
     /// Label sets of pods, by where their numbers come from; `None` = this node gives the numbers.
@@ -56,7 +58,7 @@ pub struct Summary {
     pub pods: usize,
     /// Pods without an identity, because no number is free.
     pub pods_without_identity: usize,
-    /// Namespaces that have an object.
+    /// How many Namespace objects there are.
     pub namespaces: usize,
     /// NetworkPolicies of Kubernetes in force.
     pub network_policies: usize,
@@ -65,7 +67,7 @@ pub struct Summary {
     pub fqdn_selectors: usize,
     /// Whether only answers of trusted DNS servers count for these names.
     pub only_trusted_names: bool,
-    /// External addresses of Services are not judged as the Service.
+    /// Whether external addresses of Services are not judged as the Service.
     pub external_ips_refused: bool,
     /// Services that the cluster's objects name.
     pub services: usize,
@@ -74,9 +76,9 @@ pub struct Summary {
     pub services_mixed: usize,
     /// Prefixes that the ipcache map has, as far as the plans say.
     pub ipcache_entries: usize,
-    /// Most prefixes that the ipcache map takes.
+    /// Maximum number of prefixes in the ipcache map.
     pub ipcache_max: usize,
-    /// Most entries of a policy map.
+    /// Maximum number of entries in a policy map.
     pub policy_map_max: usize,
     pub selectors: usize,
     /// Valid triples (endpoint, name, address).
@@ -135,7 +137,7 @@ pub struct Counters {
     pub step_failures: u64,
     /// Label sets that got no identity: numbers exhausted.
     pub identity_exhausted: u64,
-    /// Addresses that got the identity of some of their names only: circuit breaker.
+    /// Addresses that got the identity of only some of their names: circuit breaker.
     pub identities_limited: u64,
     /// Pairs (name, address) whose label was removed.
     pub pairs_removed: u64,
@@ -162,7 +164,8 @@ pub struct FirewallSummary {
     pub trusted_dns: Vec<String>,
     /// Entries of policy maps that firewalls decide; endpoints of one identity count once.
     pub entries: usize,
-    /// Pods of other nodes are taken for addresses outside: nothing says which addresses they have.
+    /// Whether pods of other nodes are taken for addresses outside the cluster, because nothing
+    /// says which addresses they have.
     pub takes_pods_for_outside: bool,
 }
 
@@ -190,7 +193,7 @@ pub struct Reconciled {
     pub policy: u64,
     /// Entries of `cilium_lxc` that were wrong, missing or without an owner.
     pub lxc: u64,
-    /// Names of which an address did not carry the labels that it should.
+    /// Names with an address that did not carry the right labels.
     pub names: u64,
     /// Endpoints whose programs were not attached, not the first, or not the right ones.
     pub programs: u64,
@@ -202,7 +205,7 @@ pub struct EndpointView {
     pub id: u16,
     /// Key that the endpoint's source gave it.
     pub key: String,
-    /// The pod that it is, `namespace/name`.
+    /// The endpoint's pod, in the form `namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     pub identity: u32,
@@ -219,11 +222,11 @@ pub struct EndpointView {
     pub netns: String,
     /// `ready`, or `restored` until its source names it.
     pub state: String,
-    /// Policy restricts what it may send.
+    /// Whether policy restricts what it may send.
     pub egress_enforced: bool,
-    /// Policy restricts what it may receive.
+    /// Whether policy restricts what it may receive.
     pub ingress_enforced: bool,
-    /// When it is restricted: `default`, `always` or `never`.
+    /// Its policy mode: `default`, `always` or `never`.
     pub enable_policy: String,
     /// Policy documents that select it.
     pub policies: Vec<String>,
@@ -324,7 +327,7 @@ pub struct PolicyView {
     pub key: String,
     /// File of the document; `cluster` for an object of the API server.
     pub source: String,
-    /// What its author should know.
+    /// Warnings for the document's author.
     pub warnings: Vec<String>,
     /// Numbers of the endpoints that it selects.
     pub endpoints: Vec<u16>,
@@ -339,8 +342,8 @@ pub struct RejectedView {
     /// File or directory of the document; `cluster` for an object of the API server; or
     /// [`ENDPOINT`].
     pub source: String,
-    /// Its key, if it could be read that far.
+    /// Key of the document, if it could be read.
     pub key: Option<String>,
-    /// Why, with field and remedy.
+    /// Why it is refused, with the field and the remedy.
     pub reason: String,
 }

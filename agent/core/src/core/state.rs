@@ -1,5 +1,5 @@
-//! The parts of the core's state, side by side: the model, and what the datapath has of it as far
-//! as planned.
+//! The parts of the core's state, side by side: the model, and what of it the datapath has once all
+//! plans are carried out.
 
 pub(crate) mod carried;
 pub(crate) mod changes;
@@ -69,7 +69,7 @@ pub(crate) struct State {
     pub counters: Counters,
 }
 
-/// What answers gave, and what they may not open.
+/// Names and addresses from answers, and what answers may not open.
 #[derive(Debug)]
 pub(crate) struct Learned {
     pub names: NameCache,
@@ -77,7 +77,7 @@ pub(crate) struct Learned {
     pub passed: PassedAnswers,
 }
 
-/// What the proxies have of the agent: leases of addresses, and DNS rules.
+/// What the proxies have from the agent: leases of addresses, and DNS rules.
 #[derive(Debug, Default)]
 pub(crate) struct Proxies {
     pub leases: Leases,
@@ -91,7 +91,7 @@ pub(crate) struct ClusterObjects {
     pub pods: Pods,
     pub services: Services,
     pub nodes: NodeSelectors,
-    /// How many namespaces have an object.
+    /// How many Namespace objects there are.
     pub namespaces: usize,
     /// Label sets of this node that lack an object, as they were published last.
     pub wanted: Arc<WantedIdentities>,
@@ -110,7 +110,7 @@ impl State {
         plan.push(step, undo);
     }
 
-    /// The subject of an identity, made if there is none.
+    /// The subject of an identity; it is made if there is none.
     pub(super) fn join_subject(
         &mut self,
         identity: IdentityId,
@@ -122,7 +122,7 @@ impl State {
         self.policy.join(identity, labels, endpoint, revision);
     }
 
-    /// An endpoint no longer has this identity.
+    /// Notes that an endpoint no longer has this identity.
     pub(super) fn leave_subject(&mut self, identity: IdentityId, endpoint: EndpointId) {
         self.proxies.publication.mark_stale();
         self.policy.leave(identity, endpoint);

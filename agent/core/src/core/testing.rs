@@ -1,4 +1,4 @@
-//! The core in the hands of tests: of this crate's, and of the agent's (feature `testing`).
+//! Helpers for tests of the core: for this crate's tests, and the agent's (feature `testing`).
 
 #![expect(clippy::unwrap_used, clippy::new_without_default, reason = "tests")]
 

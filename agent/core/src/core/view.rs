@@ -29,7 +29,7 @@ use crate::{
     policy::repository::is_about,
 };
 
-/// Endpoints whose problem a summary spells out.
+/// Maximum number of endpoints whose problem a summary spells out.
 const MAX_PROBLEMS: usize = 8;
 
 impl Core {
@@ -46,7 +46,7 @@ impl Core {
         self.state.endpoints.left().iter().collect()
     }
 
-    /// How far limits are used up. Of a limit that each endpoint has for itself, the highest use
+    /// How far limits are used up. If each endpoint has such a limit for itself, the highest use
     /// counts.
     pub fn limits(&self) -> Vec<LimitView> {
         let state = &self.state;
@@ -224,8 +224,8 @@ impl State {
         !held && subject.is_some_and(is_free)
     }
 
-    /// Endpoints whose policy map has no room for their policy: any other endpoint with a problem keeps
-    /// the policy of the last run.
+    /// How many endpoints have a policy map without room for their policy: all that have a problem and
+    /// do not keep the policy of the last run.
     fn full_policy_maps(&self) -> usize {
         let hold = self.restoration.hold();
         let full = self.endpoints.iter();
@@ -251,7 +251,7 @@ impl State {
         problems.chain(waiting).take(MAX_PROBLEMS).collect()
     }
 
-    /// Policies; documents of other kinds, such as nodes, do not count.
+    /// Number of policies; documents of other kinds, such as nodes, do not count.
     fn policies_in_force(&self) -> usize {
         let documents = self.policy.repository().iter();
         let policies = documents.filter(|document| document.is_policy());

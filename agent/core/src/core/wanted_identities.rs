@@ -26,7 +26,7 @@ impl State {
         self.renumber();
     }
 
-    /// Label sets that waited too long for the cluster get a number of this node.
+    /// Gives label sets that waited too long for the cluster a number of this node.
     pub(super) fn end_waiting(&mut self) {
         self.numbers.end_waiting(self.now);
         self.renumber();

@@ -80,11 +80,12 @@ pub struct Findings {
     pub refused: Vec<IpAddr>,
     /// Each address in question: the target itself, or the addresses of the name.
     pub addresses: Vec<AddressFound>,
-    /// For a name: identities of unknown addresses outside, one for each family of the endpoint.
+    /// For a name: identities of unknown addresses outside the cluster, one for each family of the
+    /// endpoint.
     pub worlds: Vec<IdentityId>,
 }
 
-/// DNS rules about a name, by what becomes of a query for it.
+/// DNS rules about a name, by what happens to a query for it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LookupRules {
     /// Rules that allow the query, with the servers to which queries go through the proxy.
@@ -115,11 +116,11 @@ pub struct AddressFound {
     pub wanted: u32,
     /// The identity that the datapath was given; `None` = no entry.
     pub given: Option<u32>,
-    /// Its labels got no identity.
+    /// Whether its labels got no identity.
     pub unresolved: bool,
-    /// The circuit breaker gave it the identity of some of its names only.
+    /// Whether the circuit breaker gave it the identity of only some of its names.
     pub limited: bool,
-    /// What the kernel takes it for where no entry covers it.
+    /// The identity that the kernel gives it if no entry covers it.
     pub world: u32,
     /// The endpoint of this node that has it.
     pub endpoint: Option<EndpointId>,
@@ -289,7 +290,7 @@ impl Core {
         }
     }
 
-    /// What there is on an address, for people: the Service or the pod that has it.
+    /// The Service or the pod that has an address, as a text.
     pub(crate) fn object_at(&self, address: IpAddr) -> Option<String> {
         self.state.object_at(address)
     }
@@ -429,8 +430,8 @@ impl State {
         self.name_views_where(|_, known| *known == address)
     }
 
-    /// Identities that addresses outside have without an entry, by families of an endpoint. Both
-    /// families count for an endpoint without an address.
+    /// Identities of addresses outside the cluster without an entry, one for each family of an
+    /// endpoint. Both families count for an endpoint without an address.
     pub(super) fn worlds_of(&self, endpoint: &Endpoint) -> Vec<IdentityId> {
         let has = |family: fn(&IpAddr) -> bool| endpoint.addresses().any(|own| family(&own));
         let (has_ipv4, has_ipv6) = (has(IpAddr::is_ipv4), has(IpAddr::is_ipv6));

@@ -1,4 +1,4 @@
-//! What an endpoint's programs are attached to.
+//! What an endpoint's programs need to know, and the interface to which they are attached.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -20,7 +20,8 @@ pub struct Attachment {
     pub ipv6: Option<Ipv6Addr>,
     /// MAC of the pod's interface.
     pub mac: [u8; 6],
-    /// MAC under which a bridge delivers its frames to this node; `None` if it is on no bridge.
+    /// MAC under which a bridge delivers the pod's frames to this node; `None` if the interface is
+    /// on no bridge.
     pub gateway_mac: Option<[u8; 6]>,
     /// What neighbour discovery on its link needs.
     pub link: Link,

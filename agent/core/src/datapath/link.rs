@@ -13,7 +13,7 @@ use shared_maps::endpoint::{
 /// Link-local addresses at both ends of a pod's link, and what its bridge has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
-    /// Link-local addresses of the pod's interface that its MAC does not make.
+    /// Link-local addresses of the pod's interface that do not follow from its MAC.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod: Vec<Ipv6Addr>,
     /// The node's link-local addresses on the link.
@@ -40,22 +40,22 @@ impl Link {
         *self == Self::default()
     }
 
-    /// Link-local addresses of a pod that count: those that its MAC does not make, that the node
-    /// does not have, and no more than the programs have room for.
+    /// Link-local addresses of a pod that count: those that do not follow from its MAC, that the
+    /// node does not have, and no more than the programs have room for.
     pub fn of_pod(mac: [u8; 6], present: &[Ipv6Addr], node: &[Ipv6Addr]) -> Vec<Ipv6Addr> {
         let made = Ipv6Addr::from(link_local_of(mac));
         distinct(present, LINK_LOCALS, |ip| *ip != made && !node.contains(ip))
     }
 
-    /// The node's link-local addresses: the one that the MAC of its interface makes, also while
-    /// the interface does not have it yet, and those that the interface has.
+    /// The node's link-local addresses: the one that follows from the MAC of its interface, even
+    /// before the interface has it, and those that the interface has.
     pub fn of_node(mac: [u8; 6], present: &[Ipv6Addr]) -> Vec<Ipv6Addr> {
         let mut all = vec![Ipv6Addr::from(link_local_of(mac))];
         all.extend(present);
         distinct(&all, NODE_LINK_LOCALS, |_| true)
     }
 
-    /// Puts it into the constants of the endpoint's programs.
+    /// Writes the link into the constants of the endpoint's programs.
     pub fn configure(&self, config: &mut EndpointConfig) {
         config.on_link_bits = self.on_link_bits;
         config.on_link_bits4 = self.on_link_bits4;

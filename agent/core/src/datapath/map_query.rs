@@ -9,10 +9,10 @@ use shared_maps::{
 
 use crate::datapath::attachment::Attachment;
 
-/// Entries of one query: system calls for less than a millisecond.
+/// Maximum number of entries in one query: its system calls take less than a millisecond.
 pub const BATCH: usize = 256;
 
-/// Endpoints of one query for programs: a dozen system calls each.
+/// Maximum number of endpoints in one query for programs: each takes a dozen system calls.
 pub(crate) const PROGRAMS_BATCH: usize = 32;
 
 /// A fault of an endpoint's programs.
@@ -93,7 +93,7 @@ impl MapQuery {
     }
 }
 
-/// The answer to a [`MapQuery`]: each key with its value, or with none if nothing matches it.
+/// The answer to a [`MapQuery`]: each key with its value, or with `None` if nothing matches it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MapEntries {
     Ipcache(Vec<(IpcacheKey, Option<IpcacheValue>)>),

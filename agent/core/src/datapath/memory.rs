@@ -39,7 +39,7 @@ pub struct MemoryDatapath {
     pub cleaned: Option<String>,
     /// Every step that was carried out, in order.
     pub log: Vec<Step>,
-    /// Steps are not kept in `log`.
+    /// Whether steps are not kept in `log`.
     pub forgetful: bool,
     /// Fails the steps for which this is true.
     pub fail: Option<fn(&Step) -> bool>,
@@ -182,7 +182,7 @@ impl MemoryDatapath {
         self.policy.get_mut(&id).ok_or_else(|| no_map(id))
     }
 
-    /// The entry of the longest prefix that covers the key's.
+    /// The entry of the longest prefix that covers the prefix of the key.
     fn covering(&self, key: &IpcacheKey) -> Option<IpcacheValue> {
         let wanted = prefix_of(key)?;
         let covers = |(key, value): (&IpcacheKey, &IpcacheValue)| {

@@ -1,4 +1,4 @@
-//! Operations that bring the datapath from what is to what shall be, in order.
+//! Operations that bring the datapath from its present to its intended state, in order.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub enum Step {
     WriteEndpoint(EndpointId, String),
     /// Write an endpoint's `ep_config.json` for names alone. It may be done after the plan:
     /// [`crate::core::Event::NamesKept`] with this number says when it is done. A later step about
-    /// the same file comes after it.
+    /// the same file is carried out after it.
     KeepNames(EndpointId, u64, LateText),
     /// Write the names that are to be forgotten, as `cleaned_names.json` has them.
     KeepCleaned(String),
@@ -143,7 +143,7 @@ pub struct NamesWritten {
     pub endpoint: EndpointId,
     /// Number of the write, from [`Step::KeepNames`].
     pub number: u64,
-    /// Why the file is not on disk, if so.
+    /// Why the file could not be written; `None` if it is on disk.
     pub failure: Option<String>,
 }
 
@@ -155,10 +155,10 @@ pub trait Datapath: Send {
     /// Carries out one step.
     fn apply(&mut self, step: &Step) -> Result<(), StepError>;
 
-    /// The steps of a plan were carried out: does what is done once for all of them.
+    /// Does what is done once for all steps of a plan, after they were carried out.
     fn end_plan(&mut self) {}
 
-    /// `freed` is called after each plan that took an address from an endpoint.
+    /// Has `freed` called after each plan that took an address from an endpoint.
     fn tell_freed_addresses(&mut self, _freed: Wake) {}
 
     /// Reads the entries that `query` names. A datapath without maps has none.

@@ -27,7 +27,8 @@ pub struct EndpointFile {
     pub interface: PodInterface,
     /// Where the network namespace was found.
     pub netns: String,
-    /// The pod that it is, `namespace/name`. Only written, for proxies and people: the source names it again.
+    /// The pod that it is, `namespace/name`. It is only written, for proxies and people, and never read back:
+    /// the source names the pod again.
     pub pod: Option<String>,
     /// Addresses learned and not expired.
     pub history: Vec<HistoryEntry>,
@@ -70,7 +71,7 @@ pub struct HistoryEntry {
     /// TTL, seconds.
     pub ttl: u32,
     pub addresses: Vec<IpAddr>,
-    /// When the answers of trusted DNS servers that gave them end; 0 = none did.
+    /// When the answers of trusted DNS servers that gave them end; 0 = no trusted server gave them.
     pub trusted_until: u64,
 }
 

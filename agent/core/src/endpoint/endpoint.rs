@@ -14,7 +14,7 @@ use shared_maps::{
 use super::{policy_map::PolicyMap, spec::EndpointSpec};
 use crate::{datapath::attachment::Attachment, labels::LabelSet};
 
-/// An endpoint, and what the datapath has of it as far as planned.
+/// An endpoint, and what the datapath has of it once all plans are carried out.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub id: EndpointId,
@@ -28,13 +28,13 @@ pub(crate) struct Endpoint {
     pub since: BootTime,
     /// Addresses that it had, the latest last.
     pub former: Vec<FormerAddress>,
-    /// Known only from an earlier run so far.
+    /// Whether it is known only from an earlier run so far.
     pub restored: bool,
-    /// Policy map as far as planned; none = there is no map.
+    /// Its policy map once all plans are carried out; `None` = there is no map.
     pub policy_map: Option<PolicyMap>,
-    /// Identities whose entries are not as they shall be.
+    /// Identities whose entries are not as they must be.
     pub dirty_peers: DirtyPeers,
-    /// Programs as far as planned.
+    /// Its programs once all plans are carried out.
     pub attached: Option<Attachment>,
     /// What the earlier run attached, if its programs are in force: they judge by the policy map of this run.
     pub former_programs: Option<Attachment>,
@@ -56,7 +56,7 @@ pub(crate) struct FormerAddress {
 /// Addresses that an endpoint had and that are remembered: of its latest two changes.
 const FORMER: usize = 4;
 
-/// Entries that are not as they shall be.
+/// Entries that are not as they must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DirtyPeers {
     /// Entries of these identities; an empty set means that every entry is right.
@@ -79,7 +79,7 @@ impl DirtyPeers {
         }
     }
 
-    /// Whether nothing is to do.
+    /// Whether every entry is right.
     pub(crate) fn is_none(&self) -> bool {
         matches!(self, Self::Some(set) if set.is_empty())
     }

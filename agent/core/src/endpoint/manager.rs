@@ -43,7 +43,7 @@ impl Endpoints {
         self.numbers.freed.pop_front()
     }
 
-    /// A number must not be used: a run before left something under it.
+    /// Keeps a number from being used, because an earlier run left something under it.
     pub(crate) fn hold(&mut self, id: EndpointId) {
         self.numbers.held.insert(id);
     }
@@ -53,7 +53,7 @@ impl Endpoints {
         self.numbers.held.iter().copied()
     }
 
-    /// A number may be used again: nothing of its endpoint is left.
+    /// Lets a number be used again: nothing of its endpoint is left.
     pub(crate) fn free(&mut self, id: EndpointId) {
         self.numbers.held.remove(&id);
         if !self.numbers.freed.contains(&id) {

@@ -1,4 +1,4 @@
-//! What an endpoint's policy map holds, as far as planned.
+//! What an endpoint's policy map holds once all plans are carried out.
 
 use std::{collections::BTreeMap, ops::RangeBounds};
 

@@ -9,7 +9,7 @@ use crate::datapath::link::Link;
 pub struct EndpointSpec {
     /// Stable key at its source (document name, or `cli/<netns>/<interface>`).
     pub key: String,
-    /// Labels, `source:key[=value]`. With `pod`, those beside the pod's.
+    /// Labels, `source:key[=value]`. With `pod`, only those besides the pod's labels.
     pub labels: Vec<String>,
     /// The pod that it is, `namespace/name`: its labels and named ports are the pod's.
     pub pod: Option<String>,

@@ -23,8 +23,8 @@ pub(crate) use self::{
 use super::gc::{self, ConntrackScans, Zombie};
 use crate::labels::LabelSet;
 
-/// A pair stays this long after its lease ended, seconds (docs/src/grpc.md,
-/// "Mappings and leases").
+/// How long a pair stays after its lease ended, in seconds (docs/src/grpc.md, "Mappings and
+/// leases").
 const AFTER_LEASE: u64 = 5;
 
 /// The time until which a pair stays if its lease, or its last answer, ends at `end`.
@@ -39,7 +39,7 @@ pub(crate) struct Lookup {
     pub expires: BootTime,
     /// TTL, seconds.
     pub ttl: u32,
-    /// As [`Pair::trusted_until`], by this endpoint's answers.
+    /// As [`Pair::trusted_until`], but only for this endpoint's answers.
     pub trusted_until: Option<BootTime>,
     queued: BootTime,
 }
@@ -53,7 +53,7 @@ pub(crate) struct EndpointNames {
     pub zombies: HashMap<IpAddr, Zombie>,
     /// Number of pairs (name, address) in `names` and `zombies` together.
     pub held: usize,
-    /// The endpoint has no room until this time, so that none is looked for.
+    /// Until this time the endpoint has no room, and none is looked for.
     full_until: BootTime,
 }
 
@@ -70,11 +70,11 @@ pub(crate) struct NameEntry {
 pub(crate) struct Pair {
     /// Endpoints for which it is valid or a zombie.
     pub owners: u32,
-    /// Until when it is promised to stay.
+    /// Until when a lease promises that it stays.
     pub lease_end: Option<BootTime>,
     /// Until when it is known without anybody asking ([`super::pre_cache`]).
     pub known_until: Option<BootTime>,
-    /// It is being revoked, and gets no new lease.
+    /// Whether it is being revoked: it then gets no new lease.
     pub revoking: bool,
     /// End of the TTL of the answers in which trusted DNS servers gave it; `None` if no trusted
     /// server gave it.
@@ -109,7 +109,7 @@ pub(crate) struct NameCache {
     zombies: usize,
     pairs: usize,
     released: Vec<NamePair>,
-    /// Times that zombies were sorted to find the least valuable.
+    /// How often zombies were sorted to find the least valuable ones.
     sorts: usize,
 }
 
@@ -276,7 +276,7 @@ impl NameCache {
         gone
     }
 
-    /// Conntrack vouches for an address.
+    /// Notes that conntrack vouches for an address.
     pub(crate) fn mark_alive(&mut self, endpoint: EndpointId, address: IpAddr, gc_start: BootTime) {
         let zombie = self
             .endpoints
@@ -367,7 +367,7 @@ impl NameCache {
         }
     }
 
-    /// All streams dropped the lease of a pair: the lease no longer keeps the pair.
+    /// Notes that all streams dropped the lease of a pair: the lease no longer keeps the pair.
     pub(crate) fn revoked(
         &mut self,
         name: &Fqdn,
@@ -392,7 +392,8 @@ impl NameCache {
     }
 
     /// Ends the time for which these names are known without a query ([`Pair::known_until`]). Returns
-    /// those of their pairs that no endpoint holds: [`NameCache::release`] says whether they may go.
+    /// their pairs that no endpoint holds: [`NameCache::release`] removes those that nothing else
+    /// keeps.
     pub(crate) fn forget_known(&mut self, which: impl Fn(&Fqdn) -> bool) -> Vec<NamePair> {
         let mut free = Vec::new();
         for (name, entry) in self.names.iter_mut().filter(|(name, _)| which(name)) {

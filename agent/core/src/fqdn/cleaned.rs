@@ -22,10 +22,10 @@ pub struct Cleaning {
     pub at_unix: u64,
 }
 
-/// Content of `cleaned_names.json`: which names no answer from before may open.
+/// Content of `cleaned_names.json`: names that no answer from before their cleaning may open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CleanedNames {
-    /// Boot whose clock the times are of: proxies remember nothing of another boot.
+    /// The boot to whose clock the times belong: proxies remember nothing of another boot.
     pub boot_id: String,
     /// In any order.
     pub cleanings: Vec<Cleaning>,

@@ -93,12 +93,12 @@ impl FirewallNames {
         exact.chain(below).collect()
     }
 
-    /// Whether a firewall uses this name, or the wildcard that means it.
+    /// Whether a firewall uses this name, or the wildcard that matches it.
     pub(crate) fn matches(&self, name: &Fqdn) -> bool {
         self.uses_of(name).next().is_some()
     }
 
-    /// Labels of addresses of `name`; `None` if no firewall means them.
+    /// Labels of addresses of `name`; `None` if no firewall uses the name.
     pub(crate) fn labels_of(&self, name: &Fqdn, openness: Openness) -> Option<LabelSet> {
         let labels = self.uses_of(name).filter_map(|uses| match openness {
             Openness::Open => {
@@ -134,7 +134,7 @@ impl Uses {
     }
 }
 
-/// Whether a selector of this text means a name.
+/// Whether a selector with this text matches a name.
 pub(crate) fn means(text: &str, name: &Fqdn) -> bool {
     let mut one = FirewallNames::default();
     one.add(&DnsNameSelector::new(text));

@@ -18,7 +18,7 @@ pub(crate) struct Zombie {
     pub alive_at: Option<BootTime>,
     /// Since when it is expired.
     pub delete_pending: BootTime,
-    /// Complete conntrack scans before it became one.
+    /// How many complete conntrack scans there were before it became a zombie.
     pub born: u64,
 }
 

@@ -1,4 +1,4 @@
-//! How long a learned address counts at most.
+//! The longest time for which a learned address counts.
 
 /// Longest TTL that is accepted, in seconds: a week (RFC 8767, 4).
 pub(crate) const MAX_TTL: u32 = 604_800;

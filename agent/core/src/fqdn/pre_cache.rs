@@ -7,7 +7,7 @@ use dns_policy::{name::Fqdn, wall_time};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Entries named in a complaint.
+/// Maximum number of entries that an error names.
 const NAMED: usize = 3;
 
 /// Pre-cached names use at most 1/16 of the ipcache: addresses from answers need the rest, and
@@ -82,7 +82,8 @@ pub fn parse(text: &[u8]) -> (Vec<PreCached>, Option<PreCacheError>) {
 }
 
 /// Keeps what expires after `now` (nanoseconds of Unix time), as many pairs of name and address as an
-/// ipcache of `ipcache_max` entries leaves to them. Gives that limit, and how many pairs are left out.
+/// ipcache of `ipcache_max` entries leaves to them. Returns this number of pairs, and how many pairs
+/// are left out.
 pub fn bound(known: &mut Vec<PreCached>, now: u64, ipcache_max: usize) -> (usize, usize) {
     let most = ipcache_max / SHARE;
     let (mut taken, mut left_out) = (HashSet::new(), HashSet::new());

@@ -41,7 +41,7 @@ pub const DEFAULT: [&str; 12] = [
 pub struct RefusedPrefixes(Vec<IpNet>);
 
 impl RefusedPrefixes {
-    /// None is refused, as by Cilium.
+    /// No prefix is refused, as with Cilium.
     pub const fn none() -> Self {
         Self(Vec::new())
     }
@@ -56,7 +56,7 @@ impl RefusedPrefixes {
         all.find_map(|address| self.0.iter().copied().find(|net| net.contains(&address)))
     }
 
-    /// Whether each address of a prefix is refused.
+    /// Whether a prefix is a single address that is refused.
     pub fn covers(&self, prefix: IpNet) -> bool {
         let is_address = prefix.prefix_len() == prefix.max_prefix_len();
         is_address && self.covering(prefix.addr()).is_some()

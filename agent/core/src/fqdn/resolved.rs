@@ -18,10 +18,11 @@ use super::{
     firewall_names::Openness,
 };
 
-/// Most pairs whose address no answer may open.
+/// Maximum number of pairs whose address no answer may open.
 const MAX_CLOSED: usize = 1024;
-/// Most pairs that only connections keep. Beyond it, pairs go for which the last scan saw no
-/// connection: a pod that asks for many names must not make others wait for the next scan.
+/// Maximum number of pairs that only connections keep. Beyond it, pairs for which the last scan saw
+/// no connection are removed: a pod that asks for many names must not make others wait for the next
+/// scan.
 const MAX_PENDING: usize = 65_536;
 
 /// One address of a name.
@@ -29,12 +30,12 @@ const MAX_PENDING: usize = 65_536;
 struct Resolved {
     /// When the answers that gave it end, if any did.
     until: Option<BootTime>,
-    /// Until when it is promised to stay.
+    /// Until when a lease promises that it stays.
     lease_end: Option<BootTime>,
     /// Objects of the store that list it.
     objects: u32,
     is_closed: bool,
-    /// It is in the heap.
+    /// Whether it is in the heap.
     is_queued: bool,
     /// Since when only connections keep it, if nothing else does.
     pending: Option<BootTime>,
@@ -63,7 +64,7 @@ pub(crate) enum Room {
 #[derive(Debug)]
 pub(crate) struct ResolvedPairs {
     limits: Limits,
-    /// Most pairs that objects of the store may keep.
+    /// Maximum number of pairs that objects of the store may keep.
     most: usize,
     /// When the last complete conntrack scan began.
     last_scan: BootTime,
@@ -78,8 +79,8 @@ pub(crate) struct ResolvedPairs {
 }
 
 impl ResolvedPairs {
-    /// Empty; objects of the store may keep `most` pairs. Pairs of answers are bounded by what
-    /// endpoints may learn, and take no room from those of objects.
+    /// An empty set. Objects of the store may keep `most` pairs. Pairs of answers are bounded by
+    /// what endpoints may learn, and take no room from the pairs of objects.
     pub(crate) fn new(limits: Limits, most: usize) -> Self {
         Self {
             limits,
@@ -134,13 +135,14 @@ impl ResolvedPairs {
             || self.held < self.most && self.room(name, address, openness) != Room::Full
     }
 
-    /// Whether the pair is there.
+    /// Whether the pair is kept.
     pub(crate) fn has(&self, name: &Fqdn, address: IpAddr) -> bool {
         let addresses = self.names.get(name);
         addresses.is_some_and(|all| all.contains_key(&address))
     }
 
-    /// Takes a pair of an answer, with the ends of the answer and of its lease. There is room for it.
+    /// Takes a pair of an answer, with the ends of the answer and of its lease. The caller has made
+    /// sure that there is room.
     pub(crate) fn learn(
         &mut self,
         (name, address): (&Fqdn, IpAddr),
@@ -160,7 +162,8 @@ impl ResolvedPairs {
         }
     }
 
-    /// An object of the store lists the pair. There is room for it.
+    /// Notes that an object of the store lists the pair. The caller has made sure that there is
+    /// room.
     pub(crate) fn hold(&mut self, name: &Fqdn, address: IpAddr, openness: Openness) {
         let pair = self.pair(name, address, openness);
         pair.objects += 1;
@@ -170,7 +173,7 @@ impl ResolvedPairs {
         self.pending.remove(&(name.clone(), address));
     }
 
-    /// No endpoint holds the pair, and no lease promises it.
+    /// Ends the answers of a pair: no endpoint holds it, and no lease promises it.
     pub(crate) fn end_answers(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) {
         let pair = self
             .names
@@ -184,7 +187,7 @@ impl ResolvedPairs {
         self.due.push(Reverse((now, name.clone(), address)));
     }
 
-    /// An object of the store no longer lists the pair.
+    /// Notes that an object of the store no longer lists the pair.
     pub(crate) fn release(&mut self, name: &Fqdn, address: IpAddr, now: BootTime) {
         let pair = self
             .names
@@ -247,8 +250,8 @@ impl ResolvedPairs {
         gone
     }
 
-    /// Pairs that nothing else keeps wait for the end of their connections from now on. Gives the pairs
-    /// that must not wait: they are gone.
+    /// Has pairs that nothing else keeps wait for the end of their connections. Removes and returns the
+    /// pairs that must not wait.
     pub(crate) fn expire(&mut self, now: BootTime) -> Vec<NamePair> {
         let mut gone = Vec::new();
         while let Some(Reverse((at, _, _))) = self.due.peek()
@@ -299,7 +302,7 @@ impl ResolvedPairs {
         gone
     }
 
-    /// Conntrack vouches for an address.
+    /// Notes that conntrack vouches for an address.
     pub(crate) fn mark_alive(&mut self, address: IpAddr, gc_start: BootTime) {
         if let Some(address) = self.addresses.get_mut(&address) {
             let until = gc_start.plus(self.limits.idle_grace);
@@ -307,7 +310,7 @@ impl ResolvedPairs {
         }
     }
 
-    /// A complete conntrack scan ended. Gives the pairs that no connection uses; they are gone.
+    /// Ends a complete conntrack scan. Removes and returns the pairs that no connection uses.
     pub(crate) fn scanned(&mut self, gc_start: BootTime) -> Vec<NamePair> {
         self.last_scan = self.last_scan.max(gc_start);
         let is_unused = |(name, address): &&NamePair| {
@@ -349,7 +352,8 @@ impl ResolvedPairs {
         true
     }
 
-    /// Forgets what answers said of a pair; an object of the store may keep it. True if it is gone.
+    /// Forgets what answers said of a pair; an object of the store may keep it. True if the pair
+    /// was removed.
     pub(crate) fn forget_answers(&mut self, name: &Fqdn, address: IpAddr) -> bool {
         let pair = self
             .names
@@ -392,7 +396,7 @@ impl Resolved {
         self.lease_end.map(after_lease)
     }
 
-    /// When its answers have ended.
+    /// When its answers and its lease have ended.
     fn due(&self) -> Option<BootTime> {
         self.until.map(after_lease).max(self.lease_until())
     }

@@ -11,9 +11,9 @@ use crate::labels::LabelSet;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Acquired {
     pub id: IdentityId,
-    /// It was allocated just now: its policy is not in any map of this run.
+    /// Whether it was allocated just now: its policy is then not in any map of this run.
     pub new: bool,
-    /// It is in no checkpoint yet.
+    /// Whether it is in no checkpoint yet.
     pub fresh: bool,
 }
 
@@ -302,7 +302,7 @@ impl NodeLocal {
         freed
     }
 
-    /// Takes a sweep of `id` back, without references. False if its number is another's now.
+    /// Takes a sweep of `id` back, without references. False if other labels have the number now.
     pub(crate) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
         if self.slots.contains_key(&id) {
             return false;

@@ -1,7 +1,8 @@
 //! Numbers for label sets of documents, where no API server has objects of them.
 //!
-//! The rule is that of agents that create objects: the first candidate that no other label set has. Label
-//! sets are taken in their order, so that the same documents give the same numbers.
+//! The rule is the same as for agents that create objects: a label set gets the first candidate that no
+//! other label set has. Label sets are taken in their order, so that the same documents give the same
+//! numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -19,7 +19,7 @@ const LABEL_LOGIC: u64 = 1;
 struct Entry {
     id: u32,
     labels: LabelMap,
-    /// Version of the logic that made the labels; absent: the first, which is also Cilium's.
+    /// Version of the logic that made the labels; absent = the first one, which is also Cilium's.
     #[serde(skip_serializing_if = "Option::is_none")]
     logic: Option<u64>,
 }
@@ -60,8 +60,8 @@ pub enum CheckpointError {
     NewerLogic(u64),
 }
 
-/// Renders the whole of `local_allocator_state.json` each time there are new identities. So it keeps
-/// the texts of entries.
+/// Renders the whole of `local_allocator_state.json` each time there are new identities, and
+/// therefore keeps the texts of its entries.
 #[derive(Debug, Default)]
 pub struct IdentityFile {
     entries: HashMap<IdentityId, (LabelSet, String)>,
@@ -107,8 +107,8 @@ fn spell_entry(id: IdentityId, labels: &LabelSet) -> String {
     serde_json::to_string(&entry(id, labels)).expect("maps with string keys render as JSON")
 }
 
-/// Reads `local_allocator_state.json`: the scopes 0x01 (outside), 0x02 (other nodes) and 0x03
-/// (Services). Numbers of other scopes are left out.
+/// Reads `local_allocator_state.json`: the scopes 0x01 (outside the cluster), 0x02 (other nodes)
+/// and 0x03 (Services). Numbers of other scopes are left out.
 pub fn parse_local(text: &str) -> Result<Vec<(IdentityId, LabelSet)>, CheckpointError> {
     let entries: Vec<Entry> = serde_json::from_str(text)?;
     let is_known = |id: IdentityId| id.is_local_scope() || is_remote_node(id) || id.is_service();
@@ -198,7 +198,7 @@ mod tests {
         let local = vec![(IdentityId::LOCAL_MIN, labels)];
         let mut file = IdentityFile::default();
         assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
-        // The number is another label set's now.
+        // Another label set has the number now.
         let local = vec![(IdentityId::LOCAL_MIN, pod.clone())];
         assert_eq!(parse_local(&file.render(&local)).unwrap(), local);
         assert_eq!(file.render(&[]), "[]");

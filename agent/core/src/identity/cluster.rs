@@ -30,10 +30,10 @@ use crate::labels::LabelSet;
 pub const WAIT: Duration = Duration::from_secs(2);
 /// How long an answer of the API server counts without the list of objects.
 const CONFIRM: Duration = Duration::from_mins(1);
-/// How long a number of which the object is gone is given to no other labels.
+/// How long a number whose object is gone is given to no other labels.
 pub const REST: Duration = Duration::from_hours(1);
 
-/// Numbers that a label set may have if other labels have all of its first ones.
+/// How many further numbers a label set may have if other labels have all of its first ones.
 const FURTHER_CHOICES: usize = 64;
 
 /// Label sets of this node that lack an object, each with how to make it.
@@ -44,49 +44,50 @@ pub type WantedIdentities = BTreeMap<LabelSet, WantedIdentity>;
 pub struct WantedIdentity {
     /// Numbers that it may have, the first choice first. Empty: other labels have all of them.
     pub choices: Vec<IdentityId>,
-    /// A Pod document of this node has exactly these labels. Otherwise only this node knows that they are in use.
+    /// Whether a Pod document of this node has exactly these labels. Otherwise only this node knows that they are
+    /// in use.
     pub is_of_pod: bool,
-    /// Its object was deleted although this node uses it.
+    /// Whether its object was deleted although this node uses it.
     pub vanished: bool,
-    /// Its namespace has as many numbers as it may have: no object is made for now.
+    /// Whether its namespace has as many numbers as it may have: then no object is made for now.
     pub is_beyond_share: bool,
 }
 
-/// A number that the API server says that a label set has.
+/// The number of a label set according to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenNumber {
     pub labels: LabelSet,
     pub id: IdentityId,
 }
 
-/// Numbers of the cluster, and numbers of this node until those are there.
+/// Numbers of the cluster, and numbers of this node until the cluster's are there.
 ///
-/// It moves label sets from one number to another as [`Assigned`] does.
+/// Label sets move from one number to another as in [`Assigned`].
 #[derive(Debug)]
 pub(crate) struct ClusterWide {
     numbers: Assigned,
     range: IdentityRange,
-    /// Label sets wait for their numbers.
+    /// Whether label sets wait for their numbers.
     waits: bool,
     /// Label sets without a number, and since when.
     awaited: BTreeMap<LabelSet, BootTime>,
-    /// Those that waited too long and were not asked for since.
+    /// Label sets that waited too long, and that nothing has asked for since.
     overdue: HashSet<LabelSet>,
     /// Numbers that the list of objects has yet to confirm, and until when.
     unconfirmed: BTreeMap<IdentityId, BootTime>,
     resting: BTreeMap<IdentityId, Rest>,
 }
 
-/// A number of which the object is gone.
+/// A number whose object is gone.
 #[derive(Debug)]
 struct Rest {
-    /// None: it was deleted before this agent started.
+    /// `None`: the object was deleted before this agent started.
     labels: Option<LabelSet>,
     until: BootTime,
 }
 
 impl ClusterWide {
-    /// `restored` keep their label sets.
+    /// The numbers in `restored` keep their label sets.
     pub(crate) fn new(range: IdentityRange, restored: Vec<(IdentityId, LabelSet)>) -> Self {
         Self {
             numbers: Assigned::with(NodeLocal::endpoints_from(NODE_FIRST, restored)),
@@ -105,7 +106,7 @@ impl ClusterWide {
         Self { numbers, ..self }
     }
 
-    /// The object of a number is gone.
+    /// Notes that the object of a number is gone.
     fn rest(&mut self, id: IdentityId, now: BootTime) {
         self.resting.retain(|_, rest| rest.until > now);
         if let Some(labels) = self.numbers.owner(id).cloned() {
@@ -134,8 +135,8 @@ impl PodIdentities for ClusterWide {
             self.awaited.remove(labels);
             return Asked::Have(acquired);
         }
-        // A set that has a number keeps it, or leaves it to its owner at once. One whose number is still
-        // another set's here gets it in two steps.
+        // A set that has a number keeps it, or leaves it to its owner at once. A set whose number
+        // another set still has here gets it in two steps.
         let is_known =
             self.numbers.number_here(labels).is_some() || self.numbers.assigned(labels).is_some();
         if self.waits && !is_known && !self.overdue.remove(labels) {
@@ -196,7 +197,7 @@ impl PodIdentities for ClusterWide {
     }
 
     fn given(&mut self, labels: &LabelSet, id: IdentityId, now: BootTime) {
-        // What the list says counts: it has both of two objects with one label set.
+        // The list counts: it has both of two objects with one label set.
         let known = self.numbers.assigned(labels);
         let is_listed = known.is_some_and(|known| !self.unconfirmed.contains_key(&known));
         let is_taken = self.numbers.owner(id).is_some();
@@ -220,7 +221,7 @@ impl PodIdentities for ClusterWide {
     fn waited_too_long(&mut self, now: BootTime) {
         let is_due = |since: &BootTime| since.plus(WAIT) <= now;
         let due = self.awaited.extract_if(.., |_, since| is_due(since));
-        // Those of the last time were not requested again.
+        // The label sets that were overdue so far were not requested again.
         self.overdue = due.map(|(labels, _)| labels).collect();
         self.numbers.renumber(self.overdue.iter().cloned());
         let lost: Vec<_> = self
@@ -248,7 +249,7 @@ impl PodIdentities for ClusterWide {
 
     fn choices(&self, labels: &LabelSet, now: BootTime) -> Vec<IdentityId> {
         let mut all: Vec<IdentityId> = candidates(labels, self.range).collect();
-        // The number of an object that was deleted while it is in use.
+        // The number that these labels have here, although its object was deleted.
         let here = self.numbers.number_here(labels).filter(|id| {
             let rest = self.resting.get(id);
             let was_theirs = rest.is_some_and(|rest| rest.labels.as_ref() == Some(labels));

@@ -10,7 +10,8 @@ use crate::labels::LabelSet;
 /// Key of the annotation of objects that agents or `identity assign` made. It is no label: Cilium copies the labels
 /// of a pod to the labels of the object that it makes, so that a tenant could mark an object of Cilium as ours.
 pub const MADE_BY: &str = "holdfast.io/made-by";
-/// Key of the label of these objects, for people who list them. It decides nothing.
+/// Key of the label of objects with the annotation [`MADE_BY`], for people who list them. It
+/// decides nothing.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MADE_BY`] and of [`MANAGED_BY`].
 pub const HOLDFAST: &str = "holdfast";
@@ -23,13 +24,15 @@ pub struct CiliumIdentity {
     pub labels: LabelSet,
     /// When the object was made, seconds since 1970; documents may not say it.
     pub created: Option<u64>,
-    /// It has the annotation [`MADE_BY`] of Holdfast. Other writers' objects are never deleted.
+    /// Whether it has the annotation [`MADE_BY`] of Holdfast. Other writers' objects are never
+    /// deleted.
     pub is_ours: bool,
     /// The object's uid; documents may not have one.
     pub uid: Option<Arc<str>>,
-    /// It is a document of `--policy-dir`, and no object of the API server.
+    /// Whether it is a document of `--policy-dir`, and not an object of the API server.
     pub is_document: bool,
-    /// Another object of the API server with the same labels counts: no node uses this one's number.
+    /// Whether another object of the API server with the same labels counts: no node then uses this
+    /// number.
     pub is_duplicate: bool,
 }
 
@@ -60,9 +63,9 @@ impl NumberSource {
     }
 }
 
-/// Which of several objects with one label set counts: the least. That is the oldest, and of objects of
-/// one second the one with the lowest number. An object without a time comes after those that have one:
-/// objects of the API server always do, and every node has them.
+/// The order of several objects with one label set: the least of them counts. That is the oldest, and
+/// of objects made in the same second the one with the lowest number. An object without a time comes
+/// after those that have one: objects of the API server always do, and every node has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Precedence {
     /// Seconds since 1970; `u64::MAX` = unknown.

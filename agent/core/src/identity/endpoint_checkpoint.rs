@@ -52,13 +52,13 @@ struct Header {
 }
 
 impl EndpointCheckpoint {
-    /// An identity that has to be on disk.
+    /// Notes an identity that has to be on disk.
     pub fn add(&mut self, id: IdentityId, labels: &LabelSet) {
         self.new.push((id, labels.clone()));
         self.is_due = true;
     }
 
-    /// A write failed: the next one is whole.
+    /// Notes that a write failed: the next one is whole.
     pub fn undo(&mut self) {
         self.written = None;
         self.is_due = true;
@@ -105,12 +105,11 @@ impl Written {
     }
 }
 
-/// Reads `endpoint_identities.json` and `endpoint_identities.added`. Of two lines about one number,
-/// or about one label set, the later one counts. A last line without line break was never used.
+/// Reads `endpoint_identities.json` and `endpoint_identities.added`. The later one of two lines
+/// about one number, or about one label set, counts. A last line without line break was never used.
 ///
-/// # Errors
-/// Damage or a later version of the first file. A damaged second file counts up to the damage,
-/// as a disk leaves it that lost power during a write.
+/// # Errors Damage or a later version of the first file. A damaged second file counts up to the
+/// damage: a disk that lost power during a write leaves such a file.
 pub fn parse(whole: &str, added: Option<&str>) -> Result<Identities, CheckpointError> {
     let identities = checkpoint::parse_endpoints(whole)?;
     let Some((header, mut lines)) = added.and_then(|added| added.split_once('\n')) else {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::labels::LabelSet;
 
-/// Numbers that a namespace may have in any case.
+/// How many numbers a namespace may have in any case.
 const FLOOR: u64 = 64;
 
 /// Objects by the namespace of their labels.
@@ -37,8 +37,8 @@ impl NamespaceShares {
         }
     }
 
-    /// Whether the namespace of these labels may have one more of `size` numbers: it has fewer than are free. So one
-    /// namespace gets half of them at most, and each further one that does the same half of the rest.
+    /// Whether the namespace of these labels may have one more of `size` numbers: it must have fewer than are free.
+    /// So one namespace gets at most half of the numbers, and each further namespace at most half of the rest.
     pub(crate) fn has_room(&self, labels: &LabelSet, size: u64) -> bool {
         let own = self.objects.get(namespace(labels)).copied().unwrap_or(0);
         own < size.saturating_sub(self.total).max(FLOOR)
@@ -57,7 +57,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Adds as many as the namespace may have.
+    /// Adds as many objects as the namespace may have.
     fn fill(shares: &mut NamespaceShares, namespace: &str, size: u64) -> u64 {
         let mut added = 0;
         while shares.has_room(&set(namespace, added), size) {

@@ -1,7 +1,7 @@
 //! Identities of pods: the interface to what gives label sets their numbers.
 //!
-//! The core is synchronous. A giver of numbers that has to ask others for one answers
-//! [`Asked::Awaited`], and names the label set in [`PodIdentities::renumbered`] once it is there.
+//! The core is synchronous. A giver that has to ask others for a number answers [`Asked::Awaited`],
+//! and names the label set in [`PodIdentities::renumbered`] once the number is there.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -20,16 +20,16 @@ use crate::labels::LabelSet;
 pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     /// Identity of `labels`, with one reference more if there is one.
     fn ask(&mut self, labels: &LabelSet, now: BootTime) -> Asked;
-    /// The cluster has this object for the number, or none any more. Of several objects with one label
-    /// set only the one that [counts](super::cluster_object::Precedence) is given.
+    /// Notes the cluster's object for a number; `None` if there is none any more. If several objects
+    /// have one label set, only the one that [counts](super::cluster_object::Precedence) is given.
     fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, now: BootTime);
-    /// Takes the label sets whose number came or changed: their holders ask again.
+    /// Takes the label sets whose number is new or changed: their holders ask again.
     fn renumbered(&mut self) -> BTreeSet<LabelSet>;
     /// Gives one reference back. Without references an identity stays until [`Self::sweep`].
     fn release(&mut self, id: IdentityId);
     /// Frees identities without references, except those that the datapath has (`in_force`).
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId>;
-    /// Takes a sweep of `id` back, without references. False if its number is another's now.
+    /// Takes a sweep of `id` back, without references. False if other labels have the number now.
     fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool;
     /// Every identity that a checkpoint has to keep.
     fn kept(&self) -> Vec<(IdentityId, LabelSet)>;
@@ -40,11 +40,14 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     /// Releases restored numbers that nothing has requested.
     fn release_withheld(&mut self);
 
-    /// What an earlier run left has its numbers: label sets may wait for theirs from now on.
+    /// Notes that everything an earlier run left has its numbers: from now on label sets may wait
+    /// for theirs.
     fn begin(&mut self) {}
-    /// The API server answered that these labels have this number. The list of objects has yet to confirm it.
+    /// Notes the API server's answer that these labels have this number. The list of objects has yet to
+    /// confirm it.
     fn given(&mut self, _labels: &LabelSet, _id: IdentityId, _now: BootTime) {}
-    /// Objects of these numbers were deleted before this agent could see it: no other labels get them for a time.
+    /// Notes that objects of these numbers were deleted before this agent could see it: no other labels get them
+    /// for a time.
     fn rested(&mut self, _ids: &[IdentityId], _now: BootTime) {}
     /// Has label sets that waited too long ask again: they get a number of this node.
     fn waited_too_long(&mut self, _now: BootTime) {}
@@ -52,11 +55,11 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn next_deadline(&self) -> Option<BootTime> {
         None
     }
-    /// Whether an object of these labels is to be made: they have none.
+    /// Whether these labels lack an object, which is then to be made.
     fn lacks(&self, _labels: &LabelSet) -> bool {
         false
     }
-    /// The same of the labels that have this number here.
+    /// As [`Self::lacks`], for the labels that have this number here.
     fn lacks_object(&self, _id: IdentityId) -> bool {
         false
     }
@@ -64,14 +67,14 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
     fn choices(&self, _labels: &LabelSet, _now: BootTime) -> Vec<IdentityId> {
         Vec::new()
     }
-    /// Every object is listed, and other nodes accept the numbers of this one from now on: label sets that have
-    /// one of the cluster's numbers without an object ask again.
+    /// Notes that every object is listed, and that other nodes accept the numbers of this one from now on:
+    /// label sets that have one of the cluster's numbers without an object ask again.
     fn share(&mut self) {}
     /// Whether the object of these labels is gone although they have its number here.
     fn vanished(&self, _labels: &LabelSet) -> bool {
         false
     }
-    /// How many label sets have a number of the cluster; none if no objects are to be made.
+    /// How many label sets have a number of the cluster; `None` if no objects are to be made.
     fn counts(&self) -> Option<ClusterCounts> {
         None
     }
@@ -82,33 +85,33 @@ pub(crate) trait PodIdentities: std::fmt::Debug + Send {
 pub(crate) enum Asked {
     /// The label set has this identity.
     Have(Acquired),
-    /// The number is not there yet. [`PodIdentities::renumbered`] names the label set once it is.
+    /// The number is not there yet: [`PodIdentities::renumbered`] will name the label set.
     Awaited,
     Exhausted,
 }
 
 /// Numbers that the cluster has for label sets, and numbers of this node for all others.
 ///
-/// A label set whose number the cluster changes moves to it. A number that the cluster gives to
-/// one label set while another one has it here moves in two steps: the other one gets another
-/// number, and once the datapath has the old one no more, the first one gets it. So does a number
-/// that had another meaning before a restart: the grace ends first.
+/// A label set moves to the number that the cluster gives it. If another label set has that number
+/// here, this takes two steps: the other set gets another number, and the first one gets the number
+/// once the datapath no longer has it. A number that had another meaning before a restart also
+/// waits, for the end of the grace.
 #[derive(Debug)]
 pub(crate) struct Assigned {
     local: NodeLocal,
     by_number: BTreeMap<IdentityId, LabelSet>,
     by_labels: HashMap<LabelSet, IdentityId>,
     renumbered: BTreeSet<LabelSet>,
-    /// None: numbers mean nothing to other nodes.
+    /// `None`: numbers mean nothing to other nodes.
     sharing: Option<Sharing>,
 }
 
-/// Numbers that other nodes accept as what objects say.
+/// Numbers that other nodes accept with the meaning that objects give them.
 #[derive(Debug, Default)]
 struct Sharing {
-    /// The label sets to which objects gave numbers in this run, also if the object is gone.
+    /// The label sets to which objects gave numbers in this run, even if the object is gone.
     given: BTreeMap<IdentityId, LabelSet>,
-    /// Every object is listed.
+    /// Whether every object is listed.
     is_listed: bool,
 }
 
@@ -120,7 +123,7 @@ impl Sharing {
 }
 
 impl Assigned {
-    /// `restored` keep their label sets.
+    /// The numbers in `restored` keep their label sets.
     pub(crate) fn new(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         Self::with(NodeLocal::endpoints(restored))
     }
@@ -142,7 +145,7 @@ impl Assigned {
         Self { sharing, ..self }
     }
 
-    /// The numbers of nodes whose pods' packets carry them: those of the cluster are objects' alone.
+    /// For nodes whose pods' packets carry the numbers: only objects give numbers of the cluster.
     pub(crate) fn shared(restored: Vec<(IdentityId, LabelSet)>) -> Self {
         let first = IdentityId(LAST_SHARED.0 + 1);
         Self::with(NodeLocal::endpoints_from(first, restored)).sharing()
@@ -158,7 +161,7 @@ impl Assigned {
         self.by_number.get(&id)
     }
 
-    /// How many numbers the cluster has.
+    /// How many numbers the cluster has given.
     pub(super) fn assigned_len(&self) -> usize {
         self.by_number.len()
     }
@@ -178,8 +181,8 @@ impl Assigned {
         self.renumbered.extend(sets);
     }
 
-    /// Identity of `labels` with the number of the cluster, with one reference more. None if there is none, or if
-    /// another label set has the number here.
+    /// Identity of `labels` with the number of the cluster, with one reference more. `None` if there is none, or
+    /// if another label set has the number here.
     pub(super) fn ask_assigned(&mut self, labels: &LabelSet) -> Option<Acquired> {
         let id = self.assigned(labels)?;
         self.local.acquire_number(labels, id)
@@ -199,7 +202,7 @@ impl Assigned {
         }
     }
 
-    /// The cluster has this number for these labels, or none for the number any more.
+    /// Notes the labels to which the cluster gave this number; `None` if it has no labels any more.
     pub(super) fn assign(&mut self, id: IdentityId, labels: Option<&LabelSet>) {
         if self.by_number.get(&id) == labels {
             return;
@@ -223,7 +226,8 @@ impl Assigned {
         self.by_labels.insert(labels.clone(), id);
     }
 
-    /// Every object is listed: label sets with a number of the cluster and without an object ask again.
+    /// Ends the listing of objects: label sets with a number of the cluster and without an object ask
+    /// again.
     pub(super) fn end_listing(&mut self) {
         let Some(sharing) = &mut self.sharing else {
             return;
@@ -257,7 +261,7 @@ impl PodIdentities for Assigned {
 
     fn sweep(&mut self, in_force: &dyn Fn(IdentityId) -> bool) -> Vec<IdentityId> {
         let swept = self.local.sweep_labelled(in_force);
-        // An owner that had its number here has no pod: nothing of it asks again.
+        // An owner that had its number here has no pod, and does not ask again.
         let owners = swept.iter().filter_map(|(id, labels)| {
             let owner = self.by_number.get(id)?;
             (owner != labels).then(|| owner.clone())
@@ -344,12 +348,12 @@ mod tests {
         assert_eq!(numbers.sweep(&|_| false), [IdentityId(256)]);
         assert!(numbers.renumbered().is_empty());
         assert_eq!(have(&mut numbers, &web), 5000);
-        // The document goes: the number stays while it is held.
+        // The document is removed: the number stays while it is held.
         numbers.learn(IdentityId(5000), None, BootTime::START);
         assert_eq!(have(&mut numbers, &web), 5000);
     }
 
-    /// A look at every pod of the cluster would follow.
+    /// Renumbering would look at every pod of the cluster.
     #[test]
     fn a_label_set_that_loses_its_last_pod_renumbers_nothing() {
         let mut numbers = Assigned::new(Vec::new());
@@ -384,7 +388,7 @@ mod tests {
     #[test]
     fn high_scale_numbers_of_the_cluster_are_those_of_objects() {
         let [web, db, api] = ["k8s:app=web", "k8s:app=db", "k8s:app=api"].map(set);
-        // A run without the tunnel gave these by itself: they mean other labels elsewhere.
+        // A run without the tunnel gave these numbers by itself: they mean other labels elsewhere.
         let restored = vec![
             (IdentityId(256), web.clone()),
             (IdentityId(257), db.clone()),
@@ -403,7 +407,7 @@ mod tests {
             (61_440, 257)
         );
         assert_eq!(have(&mut numbers, &api), 61_441);
-        // An object that is gone was the same on all nodes.
+        // The number of an object that is gone was the same on all nodes.
         numbers.learn(IdentityId(257), None, BootTime::START);
         assert_eq!(have(&mut numbers, &db), 257);
     }

@@ -1,5 +1,5 @@
 //! Identities of what is no pod, in three scopes of numbers: other nodes, Services, and everything
-//! outside.
+//! outside the cluster.
 
 use shared_maps::{
     IdentityId,
@@ -14,7 +14,8 @@ pub(crate) const fn is_remote_node(id: IdentityId) -> bool {
     id.0 & SCOPE_MASK == SCOPE_REMOTE_NODE
 }
 
-/// Reserved labels that have an identity of their own. Of several labels, the first one here decides.
+/// Reserved labels that have an identity of their own. If a set has several of these labels, the
+/// first one here decides.
 pub(crate) const RESERVED_IDENTITIES: [(&str, IdentityId); 9] = [
     ("host", IdentityId::HOST),
     ("remote-node", IdentityId::REMOTE_NODE),

@@ -17,7 +17,7 @@ pub enum Claim {
     Identity(IdentityId),
 }
 
-/// Rank of a Service at an address outside.
+/// Rank of a Service at an address outside the cluster.
 const EXTERNAL: u8 = 4;
 
 /// The claims of all owners on one prefix, and its intended and its actual identity.
@@ -31,13 +31,13 @@ pub struct Metadata {
     identities: Vec<(Owner, IdentityId)>,
     /// Intended identity; `None` = no entry.
     pub desired: Option<IdentityId>,
-    /// Identity that the datapath has as far as planned; `None` = no entry.
+    /// Identity that the datapath has once all plans are carried out; `None` = no entry.
     pub realised: Option<IdentityId>,
-    /// It holds a reference to `desired`.
+    /// Whether it holds a reference to `desired`.
     pub held: bool,
-    /// It is in the list of prefixes to be resolved.
+    /// Whether it is in the list of prefixes to be resolved.
     pub(super) dirty: bool,
-    /// Its labels got no identity: `desired` is older than they are.
+    /// Whether its labels got no identity: `desired` is then older than the labels.
     pub unresolved: bool,
 }
 
@@ -92,7 +92,7 @@ impl Metadata {
         before != self.identities.len()
     }
 
-    /// One more owner says this. True if no owner did before.
+    /// Notes that one more owner says this. True if no owner did before.
     fn add_owner(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         match self.sets.binary_search_by(|(known, _)| known.cmp(&said)) {
@@ -112,7 +112,7 @@ impl Metadata {
         }
     }
 
-    /// One owner no longer says this. True if no owner does any more.
+    /// Notes that one owner no longer says this. True if no owner does any more.
     fn unsay(&mut self, source: Source, labels: LabelSet) -> bool {
         let said = (source, labels);
         let Ok(at) = self.sets.binary_search_by(|(known, _)| known.cmp(&said)) else {
@@ -147,10 +147,10 @@ impl Metadata {
         owners
     }
 
-    /// An identity claimed outright, in this order: that of a Service at its address in the cluster
-    /// (a node may have that address at an interface), the node's, an endpoint's, a pod's, and that of
-    /// a Service at an address outside, unless another node or an API server has it: packets to
-    /// these are not only for the Service.
+    /// An identity claimed outright, in this order: that of a Service at its address in the cluster (a
+    /// node may have that address at an interface), the node's, an endpoint's, a pod's, and that of a
+    /// Service at an address outside the cluster, unless another node or an API server has it: packets
+    /// to these are not only for the Service.
     pub fn identity(&self) -> Option<IdentityId> {
         let rank = |owner: &Owner| match owner {
             Owner::Service(_) => 0,

@@ -7,7 +7,7 @@ use dns_policy::name::Fqdn;
 use shared_maps::EndpointId;
 use std::{fmt, sync::Arc};
 
-/// More owners than these are kept in a table.
+/// Up to this many owners are kept in a list, and more in a table.
 const FEW: usize = 8;
 
 /// Label sets by owner: a list while there are few, then a table.
@@ -47,7 +47,7 @@ impl ByOwner {
         }
     }
 
-    /// An owner says nothing any more; gives what it said.
+    /// Removes what an owner says, and returns it.
     pub(super) fn remove(&mut self, owner: &Owner) -> Option<LabelSet> {
         match self {
             Self::Few(list) => {
@@ -100,21 +100,21 @@ impl ByOwner {
 pub enum Owner {
     /// The name manager, for one name (CFP-28427, "IP Labels Lifecycle").
     Name(Fqdn),
-    /// CIDR selectors of policies, which mean addresses outside.
+    /// CIDR selectors of policies, for addresses outside the cluster.
     Policy,
-    /// CIDR selectors of policy that mean nodes too.
+    /// CIDR selectors of policies, for nodes.
     NodesOfPolicy,
     /// Answers of trusted DNS servers about a name that EgressFirewalls use.
     Resolved(Fqdn),
-    /// The node: the outside as a whole.
+    /// The node, for all addresses outside the cluster.
     World,
-    /// The node: its own address.
+    /// The node, for its own address.
     Node,
-    /// A local endpoint, at its own address.
+    /// A local endpoint, for its own address.
     Endpoint(EndpointId),
     /// A Service, `namespace/name`, for one of its addresses in the cluster.
     Service(Arc<str>),
-    /// A Service, for an address outside that is routed to nodes.
+    /// A Service, for an address outside the cluster that is routed to nodes.
     ExternalService(Arc<str>),
     /// An object of another source, by its name there.
     Object(Source, Arc<str>),
@@ -131,7 +131,7 @@ impl Owner {
         )
     }
 
-    /// Where it has its knowledge from.
+    /// The source of what it says.
     pub const fn source(&self) -> Source {
         match self {
             Self::Name(_) | Self::Policy | Self::NodesOfPolicy | Self::Resolved(_) => {
@@ -161,11 +161,11 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Where an owner has its knowledge from, the most trusted first: of two values of one label the one
-/// from the more trusted source counts (Cilium `pkg/source`).
+/// The sources of what owners say, the most trusted first: of two values of one label the one from
+/// the more trusted source counts (Cilium `pkg/source`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// Where the API server is.
+    /// The addresses of the API servers.
     KubeApiserver,
     /// This agent: for the node, its endpoints and the world.
     Local,

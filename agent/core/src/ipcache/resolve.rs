@@ -24,12 +24,13 @@ pub(crate) fn whole_families() -> [IpNet; 2] {
 pub struct World {
     v4: Label,
     v6: Label,
-    /// Pods of other nodes are not read: blocks of rules inside a block of pods select addresses there.
+    /// Whether pods of other nodes are not read. Then blocks of rules inside a block of pods select
+    /// addresses there.
     is_pruned: bool,
 }
 
 impl World {
-    /// `dual_stack`: both families are on.
+    /// `dual_stack` says whether both families are on.
     pub fn new(dual_stack: bool) -> Self {
         let (v4, v6) = if dual_stack {
             ("world-ipv4", "world-ipv6")
@@ -43,7 +44,7 @@ impl World {
         }
     }
 
-    /// The same, of a node that does not read pods of other nodes.
+    /// The same, for a node that does not read pods of other nodes.
     pub fn pruned(self, is_pruned: bool) -> Self {
         Self { is_pruned, ..self }
     }
@@ -110,13 +111,13 @@ fn block_of(label: &Label) -> Option<IpNet> {
 /// 1. all owners' labels; of two values of one label the more trusted source's;
 /// 2. from covering prefixes, longest first, labels whose source and key are not there yet, but
 ///    of CIDR labels only the longest;
-/// 3. inside the cluster neither world nor blocks nor names: a DNS answer with the node's address
-///    opens nothing. Only nodes have the longest block that an EgressFirewall names, under a
-///    source of its own, and labels of their objects. Where pods of other nodes are not read, an
-///    address of which nothing else is known also has the blocks inside the longest block of
-///    pods around it;
-/// 4. outside the world label of the family, and the prefix's own CIDR label if there is nothing
-///    else.
+/// 3. inside the cluster no label of the world, of blocks or of names: a DNS answer with the node's
+///    address opens nothing. Only nodes have the label of the longest block that an EgressFirewall
+///    names, under a source of its own, and labels of their objects. Where pods of other nodes are
+///    not read, an address of which nothing else is known also has the blocks inside the longest
+///    block of pods around it;
+/// 4. outside the cluster, the world label of the family, and the prefix's own CIDR label if there
+///    is nothing else.
 pub(crate) fn labels(map: &PrefixMap<Metadata>, prefix: IpNet, world: &World) -> LabelSet {
     let mut found: Vec<Label> = Vec::with_capacity(4);
     let (mut cidr, mut node_cidr) = (false, false);
@@ -404,7 +405,7 @@ mod tests {
             let all = texts(prefix, &World::new(false));
             assert_eq!(all, ["reserved:unmanaged"], "{prefix}");
         }
-        // A block around that of pods is one of the world.
+        // A block around the block of pods belongs to the world.
         let mut wide = PrefixMap::default();
         let flag = Owner::Object(Source::Local, "--pod-cidr".into());
         put(&mut wide, "10.2.0.0/16", flag, &["reserved:unmanaged"]);

@@ -1,4 +1,4 @@
-//! Prefix → identity: what it shall be, and what the datapath has.
+//! From a prefix to its intended identity, and to the identity that the datapath has.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -20,17 +20,17 @@ pub struct Ipcache {
     dirty: Vec<IpNet>,
     world: World,
     realised: usize,
-    /// Prefixes that the datapath maps to an identity.
+    /// How many prefixes the datapath maps to each identity.
     in_force: HashMap<IdentityId, usize>,
     /// Prefixes of the identities that callers have requested.
     watched: HashMap<IdentityId, BTreeSet<IpNet>>,
 }
 
-/// Number of watched identities above which those are removed that the present caller did not request.
+/// Above this many watched identities, those that the present caller did not request are removed.
 const WATCHED: usize = 1024;
 
 impl Ipcache {
-    /// Empty; `dual_stack` decides the world labels.
+    /// An empty ipcache; `dual_stack` decides the world labels.
     pub fn new(dual_stack: bool) -> Self {
         Self {
             prefixes: PrefixMap::default(),
@@ -42,7 +42,7 @@ impl Ipcache {
         }
     }
 
-    /// The same, of a node that does not read pods of other nodes.
+    /// The same, for a node that does not read pods of other nodes.
     pub fn pruned(self, is_pruned: bool) -> Self {
         let world = self.world.pruned(is_pruned);
         Self { world, ..self }
@@ -66,7 +66,7 @@ impl Ipcache {
         }
     }
 
-    /// `owner` has nothing to say of `prefix` any more.
+    /// Removes what `owner` says of `prefix`.
     pub fn unclaim(&mut self, prefix: IpNet, owner: &Owner) {
         let prefix = prefix.trunc();
         if self
@@ -78,7 +78,7 @@ impl Ipcache {
         }
     }
 
-    /// A prefix changed: only the prefix and its descendants are resolved again.
+    /// Follows a changed prefix: only the prefix and its descendants are resolved again.
     fn touch(&mut self, prefix: IpNet) {
         if prefix.prefix_len() == prefix.max_prefix_len() {
             self.mark(prefix);
@@ -142,7 +142,7 @@ impl Ipcache {
         }
     }
 
-    /// Its labels got no identity: the prefix keeps its previous one.
+    /// Notes that a prefix's labels got no identity: the prefix keeps its previous one.
     pub fn leave_unresolved(&mut self, prefix: IpNet) {
         if let Some(metadata) = self.prefixes.get_mut(prefix) {
             metadata.unresolved = true;
@@ -176,8 +176,8 @@ impl Ipcache {
         self.realised
     }
 
-    /// Identity that the datapath has for the addresses of `prefix` now; none if it has no
-    /// entry that covers them.
+    /// Identity that the datapath has for the addresses of `prefix` now; `None` if it has no entry
+    /// that covers them.
     pub fn in_force_at(&self, prefix: IpNet) -> Option<IdentityId> {
         let covering = self.prefixes.covering(prefix).into_iter().rev();
         covering

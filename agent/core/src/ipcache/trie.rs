@@ -47,7 +47,7 @@ impl<T> PrefixMap<T> {
         self.tree_mut(prefix).get_mut(bits, len)
     }
 
-    /// Value of this prefix, made if there is none.
+    /// Value of this prefix; it is made if there is none.
     pub fn entry(&mut self, prefix: IpNet) -> &mut T
     where
         T: Default,

@@ -44,8 +44,8 @@ use crate::{
 pub struct Changes {
     /// CiliumIdentities: the numbers that the cluster has for label sets.
     pub identities: Vec<SourceEvent<CiliumIdentity>>,
-    /// Pods: first those that get an address, so that no address is without a pod on the way from
-    /// one to another.
+    /// Pods: first those that get an address, so that an address that moves from one pod to another
+    /// is never without a pod.
     pub pods: Vec<SourceEvent<PodAt>>,
     pub services: Vec<SourceEvent<ServiceAt>>,
 }
@@ -55,14 +55,14 @@ pub struct Changes {
 pub struct Book {
     filter: LabelFilter,
     cluster: String,
-    /// This node; none = its pods are not wanted.
+    /// This node; `None` = its pods are not wanted.
     node: Option<String>,
     /// Pods of this node that have an address.
     local: LocalPods,
     local_changed: bool,
     pods: BTreeMap<Arc<str>, KnownPod>,
     workloads: Workloads,
-    /// Pods as Cilium describes them. A [`Pod`] of the same name counts before.
+    /// Pods as Cilium describes them. A [`Pod`] of the same name takes precedence.
     endpoints: BTreeMap<Arc<str>, Arc<CiliumEndpoint>>,
     namespaces: BTreeMap<String, Arc<Namespace>>,
     /// How many of `pods` each namespace has, whether it has a document or not.
@@ -88,12 +88,12 @@ struct KnownPod {
     addresses: Arc<[IpAddr]>,
     created: Option<u64>,
     node: Option<Arc<str>>,
-    /// It runs on this node.
+    /// Whether it runs on this node.
     is_here: bool,
 }
 
 impl Book {
-    /// Empty. `cluster` is the name of the cluster, which every pod has as a label.
+    /// An empty book. `cluster` is the name of the cluster, which every pod has as a label.
     pub fn new(filter: LabelFilter, cluster: &str) -> Self {
         Self {
             filter,
@@ -122,7 +122,7 @@ impl Book {
         Self { node, ..self }
     }
 
-    /// Puts an object in the place of its former version. Documents of other kinds are ignored.
+    /// Adds an object, or replaces its former version. Documents of other kinds are ignored.
     pub fn put(&mut self, document: &PolicyDocument) {
         match &document.body {
             Body::Pod(pod) => {
@@ -231,8 +231,8 @@ impl Book {
         std::mem::take(&mut self.local_changed).then(|| self.local.clone())
     }
 
-    /// What the author of the documents should know: addresses of several pods, label sets with
-    /// several numbers, and namespaces without a document. Each with the key of a document.
+    /// Warnings for the authors of the documents: about addresses of several pods, label sets with
+    /// several numbers, and namespaces without a document. Each has the key of a document.
     pub fn warnings(&self) -> Vec<(String, String)> {
         let mut found: Vec<(String, String)> = self.addresses.conflicts().collect();
         found.extend(self.identities.conflicts());
@@ -256,12 +256,12 @@ impl Book {
         !self.pods.is_empty()
     }
 
-    /// How many namespaces have a document.
+    /// How many Namespace objects there are.
     pub(crate) fn namespaces(&self) -> usize {
         self.namespaces.len()
     }
 
-    /// Whether a label of a pod makes its identity.
+    /// Whether a label of a pod is part of its identity.
     pub(crate) fn gives(&self, label: &Label) -> bool {
         self.filter.keeps(label)
     }
@@ -269,7 +269,7 @@ impl Book {
     fn put_pod(&mut self, key: Arc<str>, pod: &Pod) {
         let known = KnownPod {
             workload: self.workloads.add(pod),
-            // A copy: what stays of a document that is freed keeps a page of the heap for itself.
+            // A copy: any remaining part of a freed document would keep a whole page of the heap.
             uid: pod.uid.as_deref().map(Arc::from),
             addresses: pod.addresses.as_slice().into(),
             created: pod.created,

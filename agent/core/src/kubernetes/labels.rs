@@ -12,12 +12,12 @@ use crate::labels::{K8S, Label, NAMESPACE_KEY};
 
 /// Keys that only the cluster may give: a pod that has such a label does not keep it.
 const CILIUM_KEYS: &str = "io.cilium.k8s.";
-/// What the key of a namespace's label begins with, at its pods.
+/// Prefix of the key that a namespace's label has at the pods of the namespace.
 pub(crate) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels";
 const CLUSTER: &str = "io.cilium.k8s.policy.cluster";
 const SERVICE_ACCOUNT: &str = "io.cilium.k8s.policy.serviceaccount";
 
-/// Cilium's rules where `--labels` has none, in its spelling: `!` excludes.
+/// Cilium's default rules, in the spelling of `--labels`: `!` excludes.
 const DEFAULT_RULES: &[&str] = &[
     "reserved:.*",
     r"io\.kubernetes\.pod\.namespace",
@@ -54,7 +54,7 @@ pub struct LabelRuleError {
 #[derive(Clone, Debug)]
 pub struct LabelFilter {
     rules: Vec<LabelRule>,
-    /// A label that no rule matches is left out.
+    /// Whether a label that no rule matches is left out.
     only_included: bool,
 }
 
@@ -142,7 +142,7 @@ impl FromStr for LabelRule {
 }
 
 impl LabelRule {
-    /// Bytes of the label's key that it matches; `None` if it does not.
+    /// How many bytes of the label's key it matches; `None` if it does not match.
     fn length(&self, label: &Label) -> Option<usize> {
         if self
             .source
@@ -156,7 +156,7 @@ impl LabelRule {
     }
 }
 
-/// Labels of a pod's identity before named ports. `of_namespace` are its namespace's.
+/// Labels of a pod's identity before named ports. `of_namespace` are the labels of its namespace.
 pub(crate) fn of_pod(
     filter: &LabelFilter,
     cluster: &str,

@@ -7,6 +7,6 @@ use std::{collections::BTreeSet, net::IpAddr};
 pub struct NodeInterfaces {
     /// Addresses of `nodelocaldns`, where NodeLocal DNSCache listens.
     pub local_dns: BTreeSet<IpAddr>,
-    /// There is `kube-ipvs0`: kube-proxy is in IPVS mode.
+    /// Whether there is `kube-ipvs0`: kube-proxy is then in IPVS mode.
     pub has_ipvs: bool,
 }

@@ -11,9 +11,9 @@ pub struct ServiceAt {
     pub key: Arc<str>,
     /// Its addresses in the cluster, sorted.
     pub cluster_ips: Vec<IpAddr>,
-    /// Outside addresses of its load balancer, which nodes translate; sorted.
+    /// Addresses of its load balancer outside the cluster, which nodes translate; sorted.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Other addresses outside, which its author wrote and nodes translate; sorted.
+    /// Other addresses outside the cluster, which its author wrote and nodes translate; sorted.
     pub external_ips: Vec<IpAddr>,
     /// Its ports, in the order of the Service.
     pub ports: Vec<PortAt>,
@@ -51,10 +51,10 @@ pub struct PortAt {
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
-    /// The port of each node that leads to the backends, too.
+    /// The port of each node that also leads to the backends.
     pub node_port: Option<u16>,
-    /// Its backends, sorted: ready ones, others, and terminating ones. They serve those addresses
-    /// of the Service that are of their family.
+    /// Its backends, sorted: ready ones, others, and terminating ones. A backend serves the
+    /// Service's addresses of its own family.
     pub backends: Vec<BackendAt>,
 }
 
@@ -64,7 +64,7 @@ pub struct BackendAt {
     pub address: IpAddr,
     /// Port; `None` = the Service's port.
     pub port: Option<u16>,
-    /// It may get new connections.
+    /// Whether it may get new connections.
     pub is_ready: bool,
     /// The pod, `namespace/name`, if the slice names one.
     pub pod: Option<Arc<str>>,

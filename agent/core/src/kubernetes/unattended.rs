@@ -17,7 +17,7 @@ pub use crate::policy::cluster::node::{MANAGED_BY, US};
 /// Label of the CiliumNode of a node that was taken out and cleaned up. An agent that starts there
 /// removes it.
 pub const LEFT: &str = "holdfast.io/left";
-/// Label of the agents' pods, and its values: agents with programs, and those of `netpol run`.
+/// Label of the agents' pods, and its values: `holdfast-agent run`, which loads eBPF, and `netpol run`.
 const APP: &str = "app.kubernetes.io/name";
 const APPS: [&str; 2] = [US, "holdfast-netpol"];
 
@@ -47,7 +47,7 @@ impl Unattended {
         }
     }
 
-    /// Takes a document in the place of its former version.
+    /// Takes a document, which replaces its former version.
     pub(crate) fn put(&mut self, document: &PolicyDocument) {
         match &document.body {
             Body::Node(node) => {
@@ -158,7 +158,7 @@ mod tests {
             &node("n2", &json!({MANAGED_BY: US, LEFT: "true"})),
         );
         assert!(names(&mut all).is_empty());
-        // The pod of the agent goes with its node.
+        // A node is taken out: first the agent's pod is gone, and then the CiliumNode.
         all.remove("Pod/kube-system/a");
         assert_eq!(names(&mut all), ["n3"]);
         all.remove("CiliumNode/n3");

@@ -1,10 +1,10 @@
-//! Names of DNSNameResolver objects: which texts are names, and which names a wildcard means.
+//! Names of DNSNameResolver objects: which texts are names, and which names a wildcard matches.
 
 use dns_policy::name::Fqdn;
 
-/// Most bytes of a name with its final dot, as the definition of the kind says.
+/// Maximum number of bytes of a name with its final dot, as the definition of the kind says.
 const LONGEST: usize = 254;
-/// Most bytes of a label (RFC 1035, 2.3.4).
+/// Maximum number of bytes of a label (RFC 1035, 2.3.4).
 const LONGEST_LABEL: usize = 63;
 /// First label of a wildcard, with its dot.
 const STAR: &str = "*.";

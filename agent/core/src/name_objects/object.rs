@@ -1,5 +1,5 @@
 //! DNSNameResolver objects (`network.openshift.io/v1alpha1`): the addresses of a name, or of the
-//! names that a wildcard means, with their TTLs.
+//! names that a wildcard matches, with their TTLs.
 
 mod document;
 #[cfg(test)]
@@ -14,12 +14,12 @@ pub use self::document::{ObjectError, Read};
 pub const API_VERSION: &str = "network.openshift.io/v1alpha1";
 pub const KIND: &str = "DNSNameResolver";
 
-/// Most addresses of one name that an object keeps.
+/// Maximum number of addresses of one name that an object keeps.
 pub const MAX_ADDRESSES: usize = 1000;
-/// Most names that one object keeps.
+/// Maximum number of names that one object keeps.
 pub const MAX_NAMES: usize = 250;
-/// Most addresses of all names of one object. With [`MAX_NAMES`], and with what an API server adds for
-/// each of them, an object stays below 1 MiB.
+/// Maximum number of addresses of all names of one object. With [`MAX_NAMES`], and with what an API
+/// server adds for each of them, an object stays below 1 MiB.
 pub const MAX_ADDRESSES_OF_OBJECT: usize = 3000;
 
 /// A longer TTL counts as this one: a week, in seconds, as in answers to pods (RFC 8767, 4). Otherwise
@@ -195,12 +195,12 @@ pub struct Degraded {
 /// Settings of the resolver that decide what a status becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Stands for a TTL of 0, seconds: `--resolver-min-ttl`.
+    /// The TTL that counts instead of a TTL of 0, in seconds: `--resolver-min-ttl`.
     pub min_ttl: u32,
     /// Failures after which a name without valid addresses is removed:
     /// `--resolver-failure-threshold`.
     pub failure_threshold: u32,
-    /// Two look-ups are due at the same time if they differ by this much at most, seconds:
+    /// Maximum difference, in seconds, at which two look-ups are due at the same time:
     /// `--resolver-tolerance`.
     pub tolerance: u32,
 }
@@ -215,5 +215,5 @@ impl Default for Settings {
     }
 }
 
-/// An address stays in the status for this long after its TTL.
+/// How long an address stays in the status after its TTL.
 pub const GRACE: Duration = Duration::from_secs(5);

@@ -39,7 +39,7 @@ pub enum To {
     Labels(LabelSet),
     /// An address outside of the cluster.
     Address(IpAddr),
-    /// Any address outside that was learned for a name.
+    /// Any address outside the cluster that was learned for a name.
     Name(Fqdn),
 }
 
@@ -94,12 +94,12 @@ pub(crate) struct Outside {
     ipcache: Ipcache,
     names: NameSelectors,
     dns_names: FirewallNames,
-    /// Blocks of all addresses of a family that mean nodes.
+    /// Blocks of all addresses of a family that select nodes too.
     all_nodes: Vec<IpNet>,
 }
 
 impl Outside {
-    /// Made of the blocks and names that the documents ask for.
+    /// Labels by the blocks and names that the documents ask for.
     pub(crate) fn of(repository: &Repository) -> Self {
         let mut ipcache = Ipcache::new(true);
         let mut names = NameSelectors::default();
@@ -160,8 +160,8 @@ impl Outside {
         }
     }
 
-    /// What labels select. A node has an address of each family, as far as a block of all addresses
-    /// means it; all addresses of the agent's own node are judged together.
+    /// Subjects with these labels. Another node has an address of each family, if blocks of all
+    /// addresses select nodes; all addresses of the agent's own node are judged together.
     fn labelled(&self, labels: &LabelSet) -> Vec<Subject> {
         let with = |blocks: &[IpNet]| {
             let blocks = blocks.iter().map(|block| node_cidr_label(*block));
@@ -186,7 +186,7 @@ impl Outside {
         outside(self.ipcache.labels(IpNet::from(address)))
     }
 
-    /// An address of each family.
+    /// An address of each family that has the labels of the name.
     fn name(&self, name: &Fqdn) -> Vec<Subject> {
         let of = |all: IpNet| {
             let selected = self.names.labels_of(name);
@@ -289,7 +289,7 @@ fn step(
 /// A sender or receiver, read from a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// Labels. Those of an endpoint name its namespace, `default` if the text does not.
+    /// Labels. For an endpoint they include its namespace, `default` if the text names none.
     Labels(LabelSet),
     Address(IpAddr),
     /// A name of an endpoint, or a DNS name.

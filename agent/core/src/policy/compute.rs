@@ -300,7 +300,8 @@ fn without_covered(drafts: &Entries) -> Entries {
     kept.map(|(key, value)| (*key, *value)).collect()
 }
 
-/// Whether all that `narrow` matches is matched by `broad` (identity and direction equal).
+/// Whether `broad` matches everything that `narrow` matches. Both have the same identity and
+/// direction.
 pub(crate) fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
     match broad.lpm_len() {
         0 => true,
@@ -313,7 +314,7 @@ pub(crate) fn is_within(narrow: &PolicyKey, broad: &PolicyKey) -> bool {
 }
 
 /// Protocol and port that the kernel looks up among the entries for everyone, for a packet to or from
-/// this identity. The port of a Service is not that of its backends, so that only entries for every
+/// this identity. A Service's port differs from its backends' ports, so only entries for every
 /// protocol and port count for a Service.
 pub const fn everyone_at(identity: IdentityId, protocol: u8, port: u16) -> (u8, u16) {
     match identity.is_service() {
@@ -323,8 +324,8 @@ pub const fn everyone_at(identity: IdentityId, protocol: u8, port: u16) -> (u8, 
 }
 
 /// The entry of a map that decides, if any, with the verdict of the kernel (`bpf/src/policy.rs`). The
-/// entry for everyone is looked up with [`everyone_at`]. If both entries deny, and that of the
-/// identity is from a table, the kernel stops at the entry for everyone; this function returns the
+/// entry for everyone is looked up with [`everyone_at`]. If both entries deny, and the identity's
+/// entry is from a table, the kernel stops at the entry for everyone; this function returns the
 /// identity's.
 pub fn decide<'a>(
     lookup: impl Fn(u32) -> Option<(&'a PolicyKey, &'a PolicyValue)>,

@@ -26,7 +26,7 @@ pub struct PolicyDocument {
     pub key: String,
     /// Where it came from, for people.
     pub source: String,
-    /// What its author should know.
+    /// Warnings for the document's author.
     pub warnings: Vec<String>,
     pub body: Body,
 }
@@ -63,7 +63,7 @@ pub enum Body {
 }
 
 impl PolicyDocument {
-    /// Its rules; none unless it is a policy.
+    /// Its rules; empty unless it is a policy.
     pub fn rules(&self) -> &[Rule] {
         match &self.body {
             Body::Rules(rules) | Body::NetworkPolicy { rules, .. } => rules,
@@ -89,8 +89,8 @@ impl PolicyDocument {
         }
     }
 
-    /// Labels that it gives to prefixes, and how far it is trusted. `own` is the name of this
-    /// node; `asked` says which keys of a node's labels count.
+    /// Labels that it gives to prefixes, and their source. `own` is the name of this node; `asked`
+    /// says which keys of a node's labels count.
     pub fn labels(
         &self,
         own: Option<&str>,
@@ -118,7 +118,7 @@ impl PolicyDocument {
 pub struct PolicyError {
     /// File or directory of the document; `cluster` for an object of the API server.
     pub source_name: String,
-    /// Key, if it could be read that far: the last good version of it stays in force.
+    /// Key, if it could be read: the last good version of this document stays in force.
     pub key: Option<String>,
     /// Path of the field, for example `spec.egress[0].toFQDNs[1].matchPattern`.
     pub field: String,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `metadata.namespace` | subject: the pods of the namespace |
 //! | `type: Deny`, `type: Allow` | `Deny`, `Pass` |
-//! | `to.cidrSelector` | a block of addresses outside and of nodes |
+//! | `to.cidrSelector` | a block of addresses outside the cluster and of nodes |
 //! | `to.dnsName` | a name, or `*.` and a name: one label |
 //! | `to.nodeSelector` | nodes by their labels |
 //! | `ports` | ports of TCP, UDP and SCTP; without them every protocol |
@@ -37,7 +37,7 @@ pub const KIND: &str = "EgressFirewall";
 pub(crate) const API_VERSION: &str = "k8s.ovn.org/v1";
 /// The only name that an EgressFirewall may have: so each namespace has at most one.
 pub(in crate::policy) const NAME: &str = "default";
-/// Most rules that an EgressFirewall may have.
+/// Maximum number of rules that an EgressFirewall may have.
 const MAX_RULES: usize = 8000;
 
 /// Reads a document; adds to `warnings` the remarks for its author.
@@ -121,8 +121,8 @@ fn tier_rule(field: &Field<'_>, warnings: &mut Vec<String>) -> Checked<TierRule>
     })
 }
 
-/// What a rule by labels of nodes selects. It denies nodes whose labels are unknown, and allows none of them, also
-/// if the labels may not be there.
+/// What a rule by labels of nodes selects. A deny covers nodes whose labels are unknown. An allow covers none of
+/// them, even if it asks for the absence of labels.
 fn node_rule(mut labels: LabelSelector, action: TierAction) -> Vec<Selector> {
     let unknown = |operator| Requirement {
         source: Some(NODE.to_owned()),

@@ -25,13 +25,13 @@ use crate::policy::{head::Head, validate::section::Scope};
 pub(in crate::policy) enum Placement {
     /// In `default` unless they name one.
     Namespaced,
-    /// In none; one that they name means nothing.
+    /// In no namespace. One that they name means nothing.
     ClusterWide,
-    /// In none, and they must not name one.
+    /// In no namespace, and they must not name one.
     NeverNamespaced,
 }
 
-/// Reads a document; adds to `warnings` what its author should know.
+/// Reads a document; adds to `warnings` the remarks for its author.
 pub(in crate::policy) type Reader = fn(&Head, &Value, &mut Vec<String>) -> Checked<Body>;
 
 /// A kind of document: its versions, its fields and its reader.
@@ -42,7 +42,7 @@ pub(in crate::policy) struct Kind {
     pub(in crate::policy) placement: Placement,
     /// Fields beside apiVersion, kind and metadata.
     pub(in crate::policy) fields: &'static [&'static str],
-    /// Paths of the fields that have a meaning ([`super::prune`]); none = all of the document.
+    /// Paths of the fields that have a meaning ([`super::prune`]); empty = all of the document.
     pub(in crate::policy) kept: &'static [&'static str],
     pub(in crate::policy) read: Reader,
 }
@@ -50,7 +50,7 @@ pub(in crate::policy) struct Kind {
 /// The namespace of documents that name none.
 const DEFAULT: &str = "default";
 
-/// As [`Kind::kept`]: every field is kept.
+/// The value of [`Kind::kept`] that keeps every field.
 const ALL: &[&str] = &[];
 
 /// Fields of every document that are kept.

@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// What names without DNS rules lack.
+/// Remedy for rules with names whose endpoints have no DNS rules.
 const LEARNS_NOTHING: &str = "addresses are learned only from DNS answers that pass the proxy; \
                               add an egress rule to the DNS servers with toPorts.rules.dns";
 
@@ -34,7 +34,8 @@ fn is_dns(rule: &PeerRule) -> bool {
     !rule.deny && rule.ports.iter().any(|port| port.dns.is_some())
 }
 
-/// Rules by name of an endpoint none of whose queries passes the proxy: they open nothing.
+/// A warning about rules by name of an endpoint whose queries never pass the proxy: such rules open
+/// nothing.
 pub(crate) fn unlearned(policy: &EndpointPolicy) -> Option<String> {
     let rules = &policy.egress.rules;
     let observed = Observed::of(&policy.egress) != Observed::Nothing;
@@ -50,8 +51,8 @@ pub(crate) fn unlearned(policy: &EndpointPolicy) -> Option<String> {
     })
 }
 
-/// Port names in rules of which no receiver has such a port: they select nothing. Of subjects,
-/// with their labels.
+/// Warnings about port names in rules that no receiver has: they select nothing. The rules are
+/// those of `subjects`, each with its labels.
 pub(crate) fn unknown_ports<'a>(
     subjects: impl Iterator<Item = (&'a EndpointPolicy, &'a LabelSet)>,
     selectors: &SelectorCache,
@@ -107,8 +108,8 @@ pub fn groups(document: &PolicyDocument) -> BTreeSet<&str> {
     named.collect()
 }
 
-/// The same for documents without endpoints: one that has rules by name, while none of them
-/// has a DNS rule for the same endpoints, as far as can be told without their labels.
+/// As [`unlearned`], without endpoints: a warning if the document has rules by name, and none of
+/// `all` has a DNS rule for the same endpoints, as far as can be told without their labels.
 pub fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Option<String> {
     let by_name = |rule: &&Rule| rule.egress.peers.iter().any(|rule| is_by_name(rule));
     let may_share = |one: &Rule, other: &Rule| {

@@ -18,7 +18,7 @@ use crate::{labels::LabelSet, selector::selector::Selector};
 pub(crate) struct EndpointPolicy {
     pub egress: Side,
     pub ingress: Side,
-    /// Documents that had a say, sorted.
+    /// Keys of the documents that contributed, sorted.
     pub documents: Vec<String>,
     pub mode: PolicyMode,
 }
@@ -26,12 +26,12 @@ pub(crate) struct EndpointPolicy {
 /// One direction of an endpoint's policy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Side {
-    /// What no rule allows is denied.
+    /// Whether what no rule allows is denied.
     pub enforced: bool,
     /// Documents that enforce the direction, sorted.
     pub enforcers: Vec<Arc<str>>,
-    /// Ordered rules that are read before the others, by document and in its order: the first
-    /// one that covers a packet decides. Only egress has any.
+    /// Ordered rules that are read before the others, by document and in the document's order: the
+    /// first one that covers a packet decides. Only egress has any.
     pub tier: Vec<SideRule<TierRule>>,
     /// Rules in force, by document; a deny beats every allow.
     pub rules: Vec<SideRule>,
@@ -45,7 +45,7 @@ pub struct SideRule<R = PeerRule> {
     pub rule: Arc<R>,
 }
 
-/// Rules that came and went.
+/// Rules that were added or removed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Change {
     /// Rules about what may be sent.
@@ -54,12 +54,12 @@ pub(crate) struct Change {
     pub ingress: SideChange,
 }
 
-/// Rules of one direction that came and went.
+/// Rules of one direction that were added or removed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SideChange {
     pub added: Vec<Arc<PeerRule>>,
     pub removed: Vec<Arc<PeerRule>>,
-    /// Ordered rules that came, went or have another place in the order.
+    /// Ordered rules that were added or removed, or that have another place in the order.
     pub tier: Vec<Arc<TierRule>>,
 }
 
@@ -79,7 +79,7 @@ impl EndpointPolicy {
         policy
     }
 
-    /// Puts a version of a document in the place of the one before; `None` removes it.
+    /// Replaces the former version of a document; `None` removes the document.
     pub(crate) fn put(
         &mut self,
         key: &str,
@@ -136,10 +136,10 @@ impl Side {
     }
 }
 
-/// Rules that came, and rules that went.
+/// Rules that were added, and rules that were removed.
 type Replaced<R> = (Vec<Arc<R>>, Vec<Arc<R>>);
 
-/// Puts the rules of a document's new version in the place of those that it had.
+/// Replaces a document's former rules by those of its new version.
 fn replace<R: PartialEq>(
     rules: &mut Vec<SideRule<R>>,
     document: &Arc<str>,
@@ -183,7 +183,7 @@ fn differing<'r, 'a, R: PartialEq>(
 }
 
 impl Change {
-    /// Selectors of every rule that came or went.
+    /// Selectors of every rule that was added or removed.
     pub(crate) fn selectors(&self) -> impl Iterator<Item = &Selector> {
         let sides = [&self.egress, &self.ingress];
         let rules = sides

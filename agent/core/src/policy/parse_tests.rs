@@ -269,7 +269,7 @@ fn reads_groups_of_blocks_and_rules_about_them() {
     );
 }
 
-/// What other agents know and this one does not: refused by name, never ignored.
+/// Fields that other agents know and this one does not are refused by name, never ignored.
 #[test]
 fn refuses_what_is_not_supported_by_name() {
     let sections = [

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{document::PolicyDocument, mode::PolicyMode};
 use crate::labels::LabelSet;
 
-/// Documents by key, and what holds for endpoints without one.
+/// Documents by key, and the mode of endpoints that have none of their own.
 #[derive(Clone, Debug, Default)]
 pub struct Repository {
     documents: BTreeMap<String, Arc<PolicyDocument>>,
@@ -13,7 +13,7 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// A repository without documents. `mode` is that of endpoints that have none of their own.
+    /// A repository without documents. `mode` is the mode of endpoints that have none of their own.
     pub fn new(mode: PolicyMode) -> Self {
         Self {
             documents: BTreeMap::new(),
@@ -21,7 +21,7 @@ impl Repository {
         }
     }
 
-    /// When endpoints with these labels are restricted.
+    /// The policy mode of endpoints with these labels.
     pub fn mode_of(&self, labels: &LabelSet) -> PolicyMode {
         PolicyMode::of(labels).unwrap_or(self.mode)
     }

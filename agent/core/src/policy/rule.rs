@@ -20,7 +20,7 @@ pub struct Rule {
     pub subject: LabelSelector,
     pub egress: Direction,
     pub ingress: Direction,
-    /// What of the egress is taken away or passed on, in order: the first rule that covers a
+    /// Ordered rules that drop packets of egress or pass them on: the first rule that covers a
     /// packet decides.
     pub tier: Vec<Arc<TierRule>>,
 }
@@ -28,11 +28,11 @@ pub struct Rule {
 /// One rule of an ordered list that is read before the rules of egress.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierRule {
-    /// Where its document says so, for example `spec.egress[0]`.
+    /// Path of the rule in its document, for example `spec.egress[0]`.
     pub path: Arc<str>,
     /// What happens to a packet that it covers.
     pub action: TierAction,
-    /// Destinations, the union of them; an empty list means none.
+    /// Destinations: the union of these selectors; an empty list selects none.
     pub selectors: Vec<Selector>,
     /// Ports of the destination. Empty = every protocol and port, ICMP too.
     pub ports: Vec<PortRule>,
@@ -49,7 +49,7 @@ pub enum TierAction {
 /// One direction of a rule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Direction {
-    /// What no rule allows is denied.
+    /// Whether what no rule allows is denied.
     pub default_deny: bool,
     /// Rules that allow or deny peers; a deny beats every allow.
     pub peers: Vec<Arc<PeerRule>>,
@@ -58,9 +58,9 @@ pub struct Direction {
 /// Peers, and ports of the destination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerRule {
-    /// Where its document says so, for example `spec.egress[0]`.
+    /// Path of the rule in its document, for example `spec.egress[0]`.
     pub path: Arc<str>,
-    /// The rule denies instead of allowing.
+    /// Whether the rule denies instead of allowing.
     pub deny: bool,
     /// Who is on the other side.
     pub peers: Peers,
@@ -82,7 +82,7 @@ pub enum Peers {
 pub struct PortRule {
     pub protocol: Protocol,
     pub ports: Ports,
-    /// Send it through the DNS proxy, which allows these names.
+    /// Names that the DNS proxy allows for this traffic; `None` = it does not go through the proxy.
     pub dns: Option<DnsNames>,
 }
 
@@ -178,13 +178,13 @@ impl PortRule {
         numbers.filter_map(move |number| range.map(|(first, last)| (number, first, last)))
     }
 
-    /// Whether a packet of this protocol to this port of the receiver is meant.
+    /// Whether it covers a packet of this protocol to this port of the receiver.
     pub fn covers(&self, protocol: u8, port: u16, receiver: Option<&LabelSet>) -> bool {
         self.at(receiver)
             .any(|(number, first, last)| number == protocol && (first..=last).contains(&port))
     }
 
-    /// The port name that it asks for, if it does.
+    /// The port name that it has; `None` if its ports are numbers.
     pub const fn name(&self) -> Option<&PortName> {
         match &self.ports {
             Ports::Named(name) => Some(name),
@@ -192,7 +192,7 @@ impl PortRule {
         }
     }
 
-    /// As people read it: what a name stands for at the receiver.
+    /// The text for people, with what a port name stands for at the receiver.
     pub fn text_at(&self, receiver: Option<&LabelSet>) -> String {
         match (self.name(), receiver) {
             (Some(name), Some(_)) => match self.at(receiver).next() {

@@ -283,8 +283,8 @@ impl fmt::Display for RuleView {
     }
 }
 
-/// Rules of a direction that are about a peer, whatever the port. `own` labels are those of the
-/// endpoint whose rules they are.
+/// Rules of a direction that are about a peer, whatever the port. `own` are the labels of the
+/// endpoint that has the rules.
 pub(crate) fn about<'a>(
     side: &'a Side,
     direction: FlowDirection,
@@ -373,8 +373,8 @@ fn first_with_name(side: &Side) -> Option<TierMatch<'_>> {
     })
 }
 
-/// Judges one packet: the first ordered rule that covers it may drop it. Of the other rules a deny
-/// beats all, and a DNS rule beats a plain allow ([`super::compute`] renders the same).
+/// Judges one packet: the first ordered rule that covers it may drop it. Among the other rules a
+/// deny beats all, and a DNS rule beats a plain allow ([`super::compute`] renders the same).
 pub(crate) fn judge<'a>(
     side: &'a Side,
     direction: FlowDirection,

@@ -284,7 +284,7 @@ fn fqdn(field: &Field<'_>) -> Checked<Selector> {
     Ok(Selector::Fqdn(rule))
 }
 
-/// What the author of these rules should know although they are valid.
+/// Warnings for the author of these rules, which are valid.
 pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
     let mut found = Vec::new();
     for rule in rules.iter().flat_map(|rule| &rule.egress.peers) {
@@ -344,7 +344,7 @@ fn is_every_name(peers: &Peers) -> bool {
     })
 }
 
-/// Whether the peers include servers outside of the cluster's control.
+/// Whether the peers include servers that the cluster does not control.
 fn is_anyone(peers: &Peers) -> bool {
     let Peers::Selectors(list) = peers else {
         return true;

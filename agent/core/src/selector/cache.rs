@@ -107,7 +107,7 @@ impl SelectorCache {
         self.ids.get(selector).copied()
     }
 
-    /// A new identity: gives the selectors that select it.
+    /// Adds a new identity. Returns the selectors that select it.
     pub fn add_identity(&mut self, id: IdentityId, labels: LabelSet) -> Vec<SelectorId> {
         let subject = Subject::new(id, labels);
         let mut selected_by = Vec::new();
@@ -129,7 +129,7 @@ impl SelectorCache {
         selected_by
     }
 
-    /// An identity is gone: gives the selectors that selected it.
+    /// Removes an identity. Returns the selectors that selected it.
     pub fn remove_identity(&mut self, id: IdentityId) -> Vec<SelectorId> {
         if let Some(subject) = self.identities.remove(&id) {
             self.identity_index.remove_identity(&subject, id);
@@ -280,7 +280,7 @@ mod tests {
             let mut cache = SelectorCache::default();
             let mut identities = BTreeMap::new();
             for (selector, number, labels, act) in acts {
-                // The identity of a pod, or of addresses outside.
+                // The identity of a pod, or of addresses outside the cluster.
                 let id = IdentityId(if number < 3 { 300 + number } else { 1 << 24 | number });
                 match act {
                     0 => {

@@ -31,7 +31,7 @@ use crate::labels::{FQDN, LabelSet, NODE};
 pub enum Selector {
     /// By labels of endpoints, or by reserved labels.
     Labels(LabelSelector),
-    /// By block of addresses outside.
+    /// By a block of addresses outside the cluster.
     Cidr(CidrSelector),
     /// By groups of blocks, which are CiliumCIDRGroups.
     Group(GroupSelector),
@@ -46,8 +46,8 @@ pub enum Selector {
 }
 
 impl Selector {
-    /// Whether it selects this identity. No selector selects a Service: what policy says of its
-    /// backends decides.
+    /// Whether it selects this identity. No selector selects a Service: policy judges the Service by
+    /// its backends.
     pub fn matches(&self, subject: &Subject) -> bool {
         if subject.id.is_service() {
             return false;
@@ -88,7 +88,7 @@ impl Selector {
     }
 }
 
-/// Of the labels of a node's address, those that the node's object has.
+/// Those labels of a node's address that come from the node's object.
 fn node_labels(labels: &LabelSet) -> LabelSet {
     let own = labels.iter().filter(|label| label.source() == NODE);
     LabelSet::new(own.cloned().collect())

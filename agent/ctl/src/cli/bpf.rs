@@ -40,7 +40,7 @@ pub(crate) async fn run(command: &BpfCommand) -> Result<()> {
     }
 }
 
-/// The number of an endpoint. Numbers and addresses need no running agent.
+/// The number of an endpoint. An endpoint given by number or address needs no running agent.
 async fn number(endpoint: &str, socket: &SocketArgs, args: &BpfArgs) -> Result<u16> {
     if let Ok(address) = endpoint.parse::<IpAddr>() {
         let lxc = Globals::new(&args.bpf_root).lxc(Access::ReadOnly)?;

@@ -49,7 +49,7 @@ pub(crate) async fn status(args: ClusterStatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// Lists the objects. Fails if the pods cannot be listed. If another kind cannot, the report says so.
+/// Lists the objects. Fails if the pods cannot be listed. The report names other kinds that cannot be listed.
 async fn listing(kubectl: &Kubectl) -> Result<Cluster> {
     let (pods, nodes, sets) = tokio::join!(
         list::<Pod>(kubectl, &["pods", "--selector", SELECTOR]),

@@ -93,7 +93,7 @@ fn sets(book: &mut Book) -> BTreeSet<LabelSet> {
     pods.collect()
 }
 
-/// Numbers that documents give, also those of which another one counts for the same labels.
+/// Numbers that documents give, even if another number counts for the same labels.
 fn known(documents: &[PolicyDocument]) -> BTreeMap<IdentityId, LabelSet> {
     let known = documents
         .iter()
@@ -104,7 +104,7 @@ fn known(documents: &[PolicyDocument]) -> BTreeMap<IdentityId, LabelSet> {
     known.collect()
 }
 
-/// The objects as one document that the agent and kubectl read.
+/// The identities as one document that the agent and kubectl read.
 fn list(assigned: &BTreeMap<IdentityId, LabelSet>) -> Value {
     let items = assigned.iter().map(|(id, labels)| {
         let labels = labels

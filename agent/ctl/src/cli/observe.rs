@@ -28,7 +28,7 @@ struct Observed<'a> {
     packet: &'a PacketView,
 }
 
-/// Prints the packets that the agent kept; with `--follow`, also those that come later.
+/// Prints the packets that the agent kept; with `--follow`, also later packets.
 pub(crate) async fn run(args: &ObserveArgs) -> Result<()> {
     let client = Client::new(args.client.admin_socket());
     let endpoint = match &args.endpoint.endpoint {
@@ -86,7 +86,7 @@ fn last_of<'a>(
     last
 }
 
-/// A time of CLOCK_MONOTONIC as nanoseconds since 1970. Both clocks are those of this node.
+/// A time of CLOCK_MONOTONIC as nanoseconds since 1970. Both clocks are this node's.
 fn wall(monotonic: u64) -> u64 {
     let ago = monotonic_ns().saturating_sub(monotonic);
     wall_time::now().saturating_sub(ago)

@@ -1,4 +1,4 @@
-//! `policy validate`: without a running agent.
+//! `policy validate`: checks policies without a running agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,8 +48,8 @@ struct Document {
     warnings: Vec<String>,
 }
 
-/// Reads `files`, and the document files of directories among them. Fails if a document is
-/// refused, or if a file has none. `is_pruned`: the agents read no pods of other nodes.
+/// Reads `files`, and the document files of directories. Fails if a document is
+/// refused, or if a file has no document. `is_pruned`: the agents read no pods of other nodes.
 pub(crate) fn validate(files: &[PathBuf], is_pruned: bool, output: Output) -> Result<()> {
     // Without the addresses of this host, one warning is missing, and the verdicts are the same.
     let own = own_interfaces::list().map(|all| all.own);
@@ -64,7 +64,7 @@ pub(crate) fn validate(files: &[PathBuf], is_pruned: bool, output: Output) -> Re
 /// Each file's name, and its documents or why they are refused.
 pub(super) type ReadFile = (String, Vec<Result<PolicyDocument, PolicyError>>);
 
-/// In place of a file.
+/// In the place of a file name: standard input.
 const STANDARD_INPUT: &str = "-";
 
 /// Standard input, which may be as long as a file.

@@ -58,7 +58,7 @@ fn render(args: &RenderArgs, cluster: &Cluster, format: Format) -> Result<()> {
     let nodes = match (of_pod, format) {
         (Some(node), _) => vec![node],
         (None, Format::Rules | Format::Tables) => cluster.nodes(),
-        // Each of these files is for another program, and is about one node.
+        // Another program reads this output, and it needs one node's rules only.
         (None, Format::Nft | Format::Acl | Format::Sessions) => vec![cluster.only_node()?],
     };
     let mut all = String::new();

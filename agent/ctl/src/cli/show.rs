@@ -16,7 +16,7 @@ use serde::Serialize;
 
 pub(crate) use self::status::{aligned, cluster_source, status};
 
-/// Prints `value` as asked. A reader that closed the pipe is no error.
+/// Prints `value` in the requested format. A reader that closed the pipe is no error.
 pub(crate) fn print<T: Serialize + ?Sized>(
     output: Output,
     value: &T,
@@ -72,7 +72,7 @@ fn enforced(endpoint: &EndpointView) -> String {
     }
 }
 
-/// As [`enforced`], with the reason.
+/// Like [`enforced`], with the reason.
 fn enforced_why(endpoint: &EndpointView) -> String {
     let restricted = endpoint.egress_enforced || endpoint.ingress_enforced;
     let mode = endpoint.enable_policy.as_str();

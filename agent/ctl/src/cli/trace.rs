@@ -1,4 +1,4 @@
-//! `policy trace`: by the running agent's policies, or by files.
+//! `policy trace`: judges a packet by the running agent's policies, or by files.
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
 //! The state directory with a thread of its own for writes that the core does not wait for.
 //!
-//! Learned names are written every few seconds. To make the text and to sync it can take long, and
+//! Learned names are written every few seconds. Making the text and syncing it can take long, and
 //! an answer with a new address must not wait for either.
 
 use std::{
@@ -19,7 +19,7 @@ use shared_maps::EndpointId;
 
 use super::StateFiles;
 
-/// Writes the state directory; [`Step::KeepNames`] later, everything else at once.
+/// Writes the state directory; [`Step::KeepNames`] in the background, everything else at once.
 pub struct BackgroundFiles {
     files: StateFiles,
     queue: Arc<Queue>,
@@ -29,7 +29,7 @@ pub struct BackgroundFiles {
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
-    /// A write was queued or finished, or the thread is to stop.
+    /// Notified when a write was queued or finished, or when the thread has to stop.
     changed: Condvar,
 }
 

@@ -1,6 +1,7 @@
 //! Attributes of netlink messages.
 //!
-//! Numbers of attributes are in network order, values of registers in the machine's.
+//! A number in an attribute is in network byte order. A number in a register has the machine's byte order,
+//! except a number that comes from the packet, such as a port.
 
 use rtnetlink::packet_core::NlasIterator;
 
@@ -55,8 +56,8 @@ impl Attribute {
         *kind
     }
 
-    /// Whether `bytes`, attributes from the kernel, have this one. In a nest the kernel may return further
-    /// attributes. A list must have exactly the same elements.
+    /// Whether `bytes`, which are attributes from the kernel, contain this one. A nest of the kernel may have
+    /// further attributes. A list must have as many elements, in the same order.
     pub(crate) fn is_in(&self, bytes: &[u8]) -> bool {
         match self {
             Self::Value(kind, value) => find(bytes, *kind).is_some_and(|found| found == *value),
@@ -80,7 +81,7 @@ impl Attribute {
     }
 }
 
-/// Attributes in `bytes`, up to the first that is cut.
+/// Attributes in `bytes`, up to the first truncated one.
 pub(crate) fn children(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes)
         .map_while(Result::ok)

@@ -12,7 +12,8 @@ use super::{
     rule,
 };
 
-/// Most elements in one message, and most verdicts, whose chains may have long names: an attribute ends at 64 KiB.
+/// Maximum number of elements or verdicts in one message: an attribute has at most 64 KiB, and a verdict may have the
+/// long name of a chain.
 const ELEMENTS: usize = 1000;
 const VERDICTS: usize = 100;
 /// `NF_INET_PRE_ROUTING`, `NF_INET_LOCAL_IN`, `NF_INET_FORWARD`; the numbers of `NF_BR_*` are the same.
@@ -21,7 +22,7 @@ const INPUT: u32 = 1;
 const FORWARD: u32 = 2;
 /// `NF_IP_PRI_FILTER`.
 const FILTER: i32 = 0;
-/// Before `NF_BR_PRI_BRNF`, in which br_netfilter takes frames.
+/// Runs before priority `NF_BR_PRI_BRNF`, at which br_netfilter takes frames.
 const FRAMES: i32 = -300;
 
 /// The messages of a change.

@@ -1,4 +1,4 @@
-//! Sets and their elements in the kernel's form, both ways.
+//! Sets and their elements in the kernel's form: encoding and decoding.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ const RETURN: u32 = (-5_i32).cast_unsigned();
 const INTERVAL: u32 = 0x4;
 const MAP: u32 = 0x8;
 const VERDICTS: u32 = 0xffff_ff00;
-/// nft's note of the byte order of keys: type and length, then the machine's order or that of the network.
+/// nft's note of the byte order of keys: type, length, then the byte order of the machine or of the network.
 const KEY_ORDER: [u8; 2] = [0, 4];
 const MACHINE: u32 = 1;
 const NETWORK: u32 = 2;
@@ -66,14 +66,14 @@ fn declaration(flags: u32, first: Type, second: Option<Type>) -> Vec<Attribute> 
         Attribute::number(SET_KEY_TYPE, number),
         Attribute::number(SET_KEY_LENGTH, length),
     ];
-    // The kernel does not list flags of which none is set.
+    // The kernel does not list the attribute if no flag is set.
     if flags != 0 {
         attributes.push(Attribute::number(SET_FLAGS, flags));
     }
     attributes
 }
 
-/// Attributes of a set to create: those that it is recognised by, and nft's note about its keys.
+/// Attributes of a set to create: the attributes that identify it, and nft's note about its keys.
 pub(super) fn new_set(key: Key) -> Vec<Attribute> {
     let mut attributes = set(key);
     if let Key::One(of) | Key::Ranges(of) = key {
@@ -194,7 +194,7 @@ const fn length(of: Type) -> usize {
     }
 }
 
-/// The elements in lists that the kernel gave; `None` if one is not of the type of the set.
+/// The elements in the kernel's lists; `None` if an element does not have the type of the set.
 pub(super) fn read<'a>(
     key: Key,
     lists: impl Iterator<Item = &'a [u8]>,
@@ -218,7 +218,7 @@ fn read_pair(first: Type, second: Type, key: &[u8]) -> Option<Element> {
     Some(Element::Pair(first, second))
 }
 
-/// The kernel lists starts and ends in an order of its own.
+/// Joins starts and ends of ranges, which the kernel lists in no fixed order.
 fn read_ranges<'a>(of: Type, members: impl Iterator<Item = &'a [u8]>) -> Option<BTreeSet<Element>> {
     let mut marks = BTreeSet::new();
     for member in members {
@@ -254,7 +254,7 @@ const fn last(of: Type) -> Value {
     }
 }
 
-/// As [`read`], for a verdict map.
+/// Like [`read`], for a verdict map.
 pub(super) fn read_verdicts<'a>(
     key: Type,
     lists: impl Iterator<Item = &'a [u8]>,

@@ -22,7 +22,7 @@ pub(crate) struct Register(u32);
 pub(crate) const FIRST: Register = Register(1);
 
 impl Register {
-    /// The place `words` words of four bytes behind the first, as the kernel numbers it: a register of 16 bytes if
+    /// The place that is `words` four-byte words after the first, by the kernel's number: a register of 16 bytes if
     /// one begins there (`NFT_REG_1` …), or else one of four bytes (`NFT_REG32_00` …).
     pub(super) const fn behind(words: u32) -> Self {
         if words.is_multiple_of(4) {
@@ -88,7 +88,7 @@ pub(super) enum Direction {
     Reply = 1,
 }
 
-/// An expression by its name, for those without a function here.
+/// An expression by its name, for expressions without a function in this module.
 pub(crate) fn expression(name: &str, data: Vec<Attribute>) -> Attribute {
     let mut parts = vec![Attribute::text(NAME, name)];
     if !data.is_empty() {
@@ -101,21 +101,21 @@ fn data(kind: u16, value: &[u8]) -> Attribute {
     Attribute::Nest(kind, vec![Attribute::Value(VALUE, value.to_vec())])
 }
 
-/// Something about the packet goes to a register.
+/// Loads a property of the packet into a register.
 pub(crate) fn meta(key: Meta, to: Register) -> Attribute {
     // NFTA_META_DREG, NFTA_META_KEY.
     let data = vec![to.attribute(1), Attribute::number(2, key as u32)];
     expression("meta", data)
 }
 
-/// The first register goes to the packet.
+/// Stores the first register as a property of the packet.
 pub(crate) fn set_meta(key: Meta) -> Attribute {
     // NFTA_META_KEY, NFTA_META_SREG.
     let data = vec![Attribute::number(2, key as u32), FIRST.attribute(3)];
     expression("meta", data)
 }
 
-/// Bytes of the packet go to a register.
+/// Loads bytes of the packet into a register.
 pub(super) fn payload(header: Header, offset: u32, length: u32, to: Register) -> Attribute {
     // NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN.
     let data = vec![
@@ -127,14 +127,14 @@ pub(super) fn payload(header: Header, offset: u32, length: u32, to: Register) ->
     expression("payload", data)
 }
 
-/// Something about the packet's connection goes to the first register.
+/// Loads a property of the packet's connection into the first register.
 pub(super) fn connection(key: Connection) -> Attribute {
     // NFTA_CT_DREG, NFTA_CT_KEY.
     let data = vec![FIRST.attribute(1), Attribute::number(2, key as u32)];
     expression("ct", data)
 }
 
-/// An address of a direction of the packet's connection goes to a register.
+/// Loads an address of one direction of the packet's connection into a register.
 pub(super) fn connection_address(key: Connection, of: Direction, to: Register) -> Attribute {
     // NFTA_CT_DREG, NFTA_CT_KEY, NFTA_CT_DIRECTION.
     let data = vec![
@@ -145,7 +145,7 @@ pub(super) fn connection_address(key: Connection, of: Direction, to: Register) -
     expression("ct", data)
 }
 
-/// A value goes to the first register.
+/// Loads a value into the first register.
 pub(crate) fn immediate(value: u32) -> Attribute {
     // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
     let data = vec![FIRST.attribute(1), data(2, &value.to_ne_bytes())];
@@ -162,12 +162,12 @@ pub(crate) fn verdict(verdict: &Verdict) -> Attribute {
     expression("immediate", data)
 }
 
-/// The first register, of four bytes, is masked.
+/// Masks the first register, which has four bytes.
 pub(crate) fn and(mask: u32) -> Attribute {
     masked(&mask.to_ne_bytes())
 }
 
-/// The first register, of as many bytes as the mask, is masked.
+/// Masks the first register, which has as many bytes as the mask.
 pub(super) fn masked(mask: &[u8]) -> Attribute {
     let bytes = u32::try_from(mask.len()).expect("a register is short");
     // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
@@ -215,7 +215,7 @@ pub(super) fn verdict_of(map: &str) -> Attribute {
     expression("lookup", data)
 }
 
-/// A copy of the packet goes to a netlink group.
+/// Sends a copy of the packet to a netlink group.
 pub(super) fn log(text: &str, group: u16) -> Attribute {
     // NFTA_LOG_GROUP, NFTA_LOG_PREFIX.
     let data = vec![

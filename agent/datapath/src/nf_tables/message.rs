@@ -141,7 +141,7 @@ pub(crate) struct Message {
     pub(super) option: &'static str,
     kind: u16,
     flags: u16,
-    /// Encoded: elements are many, and this is their smallest form.
+    /// Encoded attributes: the smallest form, because there may be many elements.
     attributes: Vec<u8>,
 }
 
@@ -149,7 +149,7 @@ pub(crate) struct Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Chain,
-    /// A set or a map: names of both are in one space.
+    /// A set or a map: no map has the name of a set.
     Set,
     Counter,
 }
@@ -186,7 +186,7 @@ impl TableName<'_> {
         self.message("the reading", GET_TABLE, 0, Vec::new())
     }
 
-    /// Creates a chain that only other chains jump to, or one with a hook: see [`base_chain`].
+    /// Creates a chain that only other chains jump to, or a chain with a hook (see [`base_chain`]).
     pub(crate) fn create_chain(self, name: &str, attributes: Vec<Attribute>) -> Message {
         self.named(Kind::Chain, name, NEW_CHAIN, CREATE, attributes)
     }
@@ -332,7 +332,7 @@ impl Message {
     }
 }
 
-/// Tells a counter from an object of another kind.
+/// The attribute that distinguishes a counter from other objects.
 pub(super) fn counter_type() -> Attribute {
     Attribute::number(OBJECT_TYPE, COUNTER)
 }

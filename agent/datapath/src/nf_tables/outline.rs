@@ -1,5 +1,5 @@
 //! What can be read of a table in the kernel as values, for people: sets and maps of our types with
-//! their elements, and chains. Rules are not decoded: a chain has those that it should have, or none.
+//! their elements, and chains. Rules are not decoded: a chain has exactly the rules that it should have, or none.
 
 use std::collections::BTreeMap;
 

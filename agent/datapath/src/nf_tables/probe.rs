@@ -45,7 +45,7 @@ fn probe_with(
     }
 }
 
-/// Whether an error number says that the kernel does not have a part, rather than that it may not be used.
+/// Whether an error number says that the kernel does not have a part, not that the agent lacks a right.
 fn is_lack(errno: Option<i32>) -> bool {
     matches!(
         errno,
@@ -53,7 +53,7 @@ fn is_lack(errno: Option<i32>) -> bool {
     )
 }
 
-/// Each table has one part more than those before it: the first refusal names a part that is lacking.
+/// Each table has one part more than the previous table: the first refusal names a part that is lacking.
 fn samples() -> [Table; 4] {
     let drop = Expression::Verdict(Verdict::Drop);
     let sets = with_sets();

@@ -46,7 +46,7 @@ pub(super) fn attribute(rule: &Rule) -> Attribute {
     Attribute::List(RULE_EXPRESSIONS, encoder.list)
 }
 
-/// Option of the kernel that a rule needs besides those of its table.
+/// Option of the kernel that a rule needs besides the options of its table.
 pub(super) fn option(rule: &Rule) -> &'static str {
     let has = |is: fn(&Expression) -> bool| rule.0.iter().any(is);
     if has(|expression| {

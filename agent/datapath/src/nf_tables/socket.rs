@@ -22,7 +22,7 @@ const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 /// `NLM_F_DUMP_INTR`: the ruleset changed while it was listed.
 const INTERRUPTED: u16 = 0x10;
-/// How often an interrupted listing is begun again.
+/// Maximum attempts to list objects, if changes interrupt the listing.
 const LISTINGS: u32 = 8;
 /// Batches of more bytes need a larger send buffer. The kernel's default is at least 100 KiB.
 const SMALL: usize = 64 << 10;
@@ -162,7 +162,7 @@ impl Netfilter {
         Err(Errno(Some(libc::EINTR)).of(message))
     }
 
-    /// As [`Self::list`]; `None` if the ruleset changed meanwhile.
+    /// Like [`Self::list`]; `None` if the ruleset changed meanwhile.
     fn try_list(&mut self, message: &Message) -> Result<Option<Vec<Object>>, NftablesError> {
         let mut bytes = Vec::new();
         let sequence = self.next();
@@ -226,7 +226,7 @@ impl Object {
     }
 }
 
-/// An error number of the kernel; `None` if its answer is cut.
+/// An error number of the kernel; `None` if its answer is truncated.
 struct Errno(Option<i32>);
 
 impl Errno {

@@ -67,7 +67,7 @@ pub(crate) fn table(table: TableName<'_>, chains: &[Chain<'_>]) -> Vec<Message> 
     messages
 }
 
-/// Adds missing rules after those that are there, and makes a missing table or chain.
+/// Adds missing rules after the existing ones, and makes a missing table or chain.
 pub(crate) fn complete(table: TableName<'_>, chains: &[Chain<'_>]) -> Result<(), NftablesError> {
     let mut netfilter = Netfilter::open()?;
     let mut messages = vec![table.create()];

@@ -1,4 +1,4 @@
-//! Programs that are of no endpoint: `to_proxy` and `closed`.
+//! Programs that belong to no endpoint: `to_proxy` and `closed`.
 
 use std::{os::fd::AsFd as _, path::Path};
 
@@ -21,7 +21,7 @@ use super::{
     OBJECT, ProgramError, Programs, descriptor, load, program, settings,
 };
 
-/// Maps of which a program that is of no endpoint needs no more than this.
+/// Maps, with the number of entries that a program without an endpoint needs at most.
 const WITHOUT_ENDPOINT: [(&str, u32); 8] = [
     (INTERFACES, 1),
     (HIGH_INTERFACES, 1),
@@ -43,7 +43,7 @@ impl Programs {
         self.load_without_endpoint(TO_PROXY.program, flags)
     }
 
-    /// Loads a program that is of no endpoint.
+    /// Loads a program that belongs to no endpoint.
     pub(in super::super) fn load_without_endpoint(
         &self,
         name: &'static str,
@@ -55,7 +55,7 @@ impl Programs {
         Ok(ebpf)
     }
 
-    /// Makes the maps of programs that are of no endpoint. The programs are loaded when they are
+    /// Makes the maps of programs that belong to no endpoint. The programs are loaded when they are
     /// attached; `name` is for errors.
     pub(in super::super) fn object_without_endpoint(
         &self,
@@ -81,7 +81,7 @@ impl Programs {
         Ok(ebpf)
     }
 
-    /// Whether the kernel takes the source of what it wraps from a program.
+    /// Whether a program can set the source address of the tunnel's outer header.
     pub(in super::super) fn takes_outer_source(ebpf: &mut Ebpf) -> Result<bool, ProgramError> {
         let name = "tunnel_probe";
         let probe: &mut SchedClassifier = program(ebpf, name)?;

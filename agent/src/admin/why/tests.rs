@@ -103,7 +103,7 @@ fn found() -> Findings {
     }
 }
 
-/// Addresses of which nothing is known, without a rule about them.
+/// Addresses about which nothing is known, without a rule about them.
 fn outside(found: &Findings) -> [SideRead; 1] {
     let key = PolicyKey::new(0, EGRESS, 0, 0, 0);
     let is_free = !found.endpoint.egress_enforced;

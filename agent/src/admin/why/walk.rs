@@ -26,14 +26,14 @@ pub(super) struct Walk<'a> {
     /// Faults of the endpoint's programs in the kernel.
     pub programs: &'a [ProgramFault],
     pub read: &'a [AddressRead],
-    /// For a name: an unknown address outside, of each family.
+    /// For a name: an unknown address outside the cluster, one for each family.
     pub outside: &'a [SideRead],
-    /// A DNS proxy tells the agent what it learns.
+    /// Whether a DNS proxy tells the agent what it learns.
     pub learning: bool,
     pub now: BootTime,
 }
 
-/// Maximum addresses that are shown one by one, of those that pass, and of those that do not.
+/// Maximum addresses that are shown one by one, of the open ones and of the closed ones.
 const SHOWN: usize = 16;
 
 /// What becomes of packets to one address.

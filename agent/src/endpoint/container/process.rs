@@ -1,4 +1,4 @@
-//! The first process of a container, as the OCI runtime's own files have it.
+//! The first process of a container, read from the OCI runtime's own files.
 
 use std::{
     fs, io,
@@ -20,12 +20,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process that has a number now.
+    /// The process that has this number now.
     pub(crate) fn now(pid: u32) -> Lookup<Self> {
         start_time(pid).map(|started| Self { pid, started })
     }
 
-    /// `Gone` if another process, or none, has the number.
+    /// `Gone` if no process has the number, or another one.
     pub(super) fn runs(&self) -> Lookup<()> {
         match start_time(self.pid) {
             Lookup::Found(started) if started == self.started => Lookup::Found(()),
@@ -35,7 +35,7 @@ impl Process {
     }
 }
 
-/// When the process with a number started, in clock ticks after boot (proc(5), field 22 of /proc/PID/stat).
+/// When the process with this number started, in clock ticks after boot (proc(5), field 22 of /proc/PID/stat).
 pub(crate) fn start_time(pid: u32) -> Lookup<u64> {
     let path = format!("/proc/{pid}/stat");
     let read = fs::read_to_string(&path);
@@ -61,7 +61,7 @@ fn started(stat: &str) -> Option<u64> {
     fields.split(' ').nth(19)?.parse().ok()
 }
 
-/// What runc has in `state.json`, and crun in `status`.
+/// The fields that are read of runc's `state.json` and of crun's `status`.
 #[derive(Deserialize)]
 struct State {
     #[serde(alias = "pid")]

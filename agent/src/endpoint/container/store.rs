@@ -15,8 +15,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 /// Files of podman's store, in each directory `DRIVER-containers`.
 const PODMAN: [&str; 2] = ["containers.json", "volatile-containers.json"];
 const DRIVER: &str = "-containers";
-/// Two changes within this time may have one timestamp: file timestamps advance with the kernel's tick, 10 ms at
-/// most.
+/// Two changes within this time may have one timestamp: file timestamps advance with the kernel's tick (10 ms at
+/// most).
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// The names of one runtime's containers. A file is read again when it has changed.
@@ -30,7 +30,7 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 struct File {
-    /// `None`: it was changed so shortly before it was read that a later change may have the same version.
+    /// `None`: the file changed so shortly before the reading that a later change may give the same version.
     version: Option<Version>,
     containers: Vec<Named>,
 }
@@ -79,7 +79,7 @@ impl Names {
         }
     }
 
-    /// The id of the container that has a name now.
+    /// The id of the container that has this name now.
     pub(super) fn id_of(&mut self, name: &str) -> io::Result<Option<String>> {
         self.refresh()?;
         let mut all = self.containers();
@@ -166,7 +166,7 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     present(text).map_err(at)
 }
 
-/// What podman's store has of a container.
+/// What podman stores about a container.
 #[derive(Deserialize)]
 struct Podman {
     id: String,
@@ -191,7 +191,7 @@ fn podman_files(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What docker has of a container.
+/// What docker stores about a container.
 #[derive(Deserialize)]
 struct Docker {
     #[serde(rename = "ID")]

@@ -8,7 +8,7 @@
 //! | routed | the node routes it to the host-side interface |
 //! | port of a bridge (or of another master) | it is named, or was there when the endpoint was added. For an endpoint that is found by the name of a container or interface: if the node routes it to the bridge |
 //!
-//! The same holds for the MAC of the pod's interface.
+//! The same rules decide whether the MAC of the pod's interface counts.
 //!
 //! In addition, the core refuses addresses of the node and of other endpoints.
 
@@ -34,7 +34,7 @@ pub(crate) struct Claims {
     /// Where the endpoint was found before.
     pub known: Option<Known>,
     /// The agent finds the endpoint by the name of a container or interface, maybe long after its start. On a bridge
-    /// it could have chosen any address meanwhile.
+    /// the pod could have chosen any address meanwhile.
     pub by_itself: bool,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Known {
     pub addresses: Vec<IpAddr>,
     /// Accepted IPv6 link-local addresses of the pod's interface.
     pub link_locals: Vec<Ipv6Addr>,
-    /// The MAC that counted; all zero if none did.
+    /// The MAC that counted; all zero if no MAC counted.
     pub mac: [u8; 6],
 }
 
@@ -197,7 +197,7 @@ mod tests {
         // The same holds if the pod removed its own address.
         let candidates = known(7, "10.0.0.7").candidates(HostSide::Port, 7, &present[..1]);
         assert_eq!(candidates, [ip("10.0.0.7")]);
-        // Another interface is another pod: the addresses that it has when it is added count.
+        // Another interface means another pod: the addresses that it has when it is added count.
         let candidates = known(6, "10.0.0.7").candidates(HostSide::Port, 7, &present);
         assert_eq!(candidates, present);
     }

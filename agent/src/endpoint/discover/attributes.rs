@@ -1,4 +1,4 @@
-//! What rtnetlink's message about a link says: name, peer, and MAC address.
+//! Name, peer and MAC address in rtnetlink's message about a link.
 
 use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
 

@@ -124,7 +124,7 @@ pub(super) async fn number_of(handle: &Handle, netns: &File) -> io::Result<Optio
     }))
 }
 
-/// Has the kernel give a free number to a namespace in this one. `EEXIST`: the namespace has a number.
+/// Makes the kernel give a namespace a free number in this one. `EEXIST`: the namespace has a number.
 pub(super) async fn give_number(handle: &Handle, netns: &File) -> io::Result<()> {
     let mut query = named(netns)?;
     query.attributes.push(NsidAttribute::Id(-1));

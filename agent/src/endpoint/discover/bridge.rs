@@ -55,7 +55,7 @@ pub(super) fn master(link: &LinkMessage) -> Option<u32> {
         })
 }
 
-/// Those of `addresses` for which the node sends packets out through the bridge, or through a VLAN of it.
+/// The part of `addresses` to which the node sends packets through the bridge, or through a VLAN of it.
 pub(super) async fn led_to(
     handle: &Handle,
     bridge: u32,

@@ -23,7 +23,7 @@ use super::{
 pub(crate) enum Way {
     /// One end of a pair of interfaces whose other end is in another namespace.
     Pair { index: u32, name: String },
-    /// A bridge. Which of its ports leads to the address cannot be told by routes.
+    /// A bridge. Routes do not show which of its ports leads to the address.
     Bridge {
         /// Index of the bridge itself: its ports' packets to each other come by this interface.
         index: u32,
@@ -73,7 +73,7 @@ pub(crate) async fn way_to(handle: &Handle, address: IpAddr) -> io::Result<Way> 
     if is_bridge(&link) {
         return Ok(Way::Bridge { index: out, name });
     }
-    // The way is a VLAN of a bridge.
+    // The interface is a VLAN of a bridge.
     if let Some(below) = peer_of(&link)
         && found(handle, below).await?.as_ref().is_some_and(is_bridge)
     {
@@ -93,7 +93,7 @@ fn is_by_gateway(route: &RouteMessage) -> bool {
     })
 }
 
-/// Whether a route is one for this address alone.
+/// Whether a route is for this address alone.
 fn is_of_one(route: &RouteMessage, address: IpAddr) -> bool {
     let bits = match address {
         IpAddr::V4(_) => 32,

@@ -61,7 +61,7 @@ pub enum DiscoverError {
         "interface {ifname} of network namespace {netns} has no address yet; add one (`ip -n {netns} address add …`) and try again"
     )]
     NoAddress { netns: Netns, ifname: String },
-    /// The interface has addresses, and none of them counts.
+    /// The interface has addresses, but none of them counts.
     #[error(
         "no address of interface {ifname} of network namespace {netns} can be used: this node routes none of {addresses} to {host}. An address counts only if the node sends its packets to that interface: give {ifname} the address that `ip route show dev {host}` has, or, if the address is right, add the route that is missing (`ip route add ADDRESS dev {host}`)"
     )]

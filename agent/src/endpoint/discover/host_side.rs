@@ -13,9 +13,9 @@ use super::{
 };
 
 pub(super) struct HostInterface {
-    /// The interface, with the MAC of the pod's side that counts.
+    /// The interface, with the accepted MAC of the pod's side.
     pub(super) interface: PodInterface,
-    /// Addresses that were looked at.
+    /// Addresses that were considered.
     pub(super) candidates: Vec<IpAddr>,
     /// Addresses that count.
     pub(super) addresses: Vec<IpAddr>,

@@ -36,12 +36,12 @@ pub(super) struct Inside {
     number: i32,
     /// Index of the pod's interface, if the namespace is the one behind an interface of the host.
     end: Option<u32>,
-    /// While it is open, no other namespace gets the number.
+    /// While the file is open, no other namespace gets the number.
     _file: Option<File>,
 }
 
 impl Inside {
-    /// `handle` is of a socket with strict checks.
+    /// Opens a namespace. `handle` is of a socket with strict checks.
     pub(super) async fn open(handle: Handle, netns: &Netns) -> Result<Self, DiscoverError> {
         if let Netns::Behind(interface) = netns {
             return Self::behind(handle, netns, interface).await;

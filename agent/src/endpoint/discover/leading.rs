@@ -20,7 +20,7 @@ struct PodEnd {
 }
 
 /// Host-side interfaces that lead to the interface `ifname` of `netns`. If no interface of that name leads here, the
-/// pod may have renamed it: then those that lead to any of its interfaces.
+/// pod may have renamed it: then the result has those that lead to any interface of the pod.
 pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, DiscoverError> {
     if is_own(netns) {
         return Ok(BTreeSet::new());
@@ -49,7 +49,7 @@ pub(crate) fn leading_to(netns: &Netns, ifname: &str) -> Result<BTreeSet<u32>, D
 }
 
 /// Names of the interfaces of `netns` by which packets leave it: ends of pairs, interfaces on top of one of another
-/// namespace, devices that were moved there, and those whose packets a process or a tunnel elsewhere sends.
+/// namespace, devices that were moved there, and interfaces whose packets a process or a tunnel elsewhere sends.
 pub(crate) fn ways_out(netns: &Netns) -> Result<Vec<String>, DiscoverError> {
     let of = netns.clone();
     look_inside(netns, async move |inside| {

@@ -1,4 +1,4 @@
-//! Addresses of interfaces, and what the node has on a pod's link.
+//! Links and addresses of interfaces, and both ends of a pod's link.
 
 use std::{
     io,
@@ -47,7 +47,7 @@ pub(super) async fn name(handle: &Handle, index: u32) -> String {
         .unwrap_or_else(|| format!("interface {index}"))
 }
 
-/// The kernel's own error, if the failure is one.
+/// The kernel's own error, if it caused the failure.
 pub(super) fn failed(error: &Error) -> io::Error {
     match error {
         Error::NetlinkError(message) => io::Error::from_raw_os_error(-message.raw_code()),
@@ -55,8 +55,8 @@ pub(super) fn failed(error: &Error) -> io::Error {
     }
 }
 
-/// Addresses of an interface with the lengths of their prefixes, except those that another
-/// machine on the link has (duplicate address detection).
+/// Addresses of an interface with the lengths of their prefixes, except addresses that another
+/// machine on the link uses (duplicate address detection).
 pub(super) async fn addresses(handle: &Handle, index: u32) -> Result<Vec<(IpAddr, u8)>, Error> {
     let request = handle.address().get().set_link_index_filter(index);
     let mut messages = pin!(request.execute());
@@ -94,7 +94,7 @@ pub(super) struct Ends {
     pub(super) bridge: Option<u32>,
 }
 
-/// The link of a pod. `claimed` are the pod's link-local addresses, `addresses` its others.
+/// The link of a pod. `claimed` are the pod's link-local addresses, `addresses` are its other addresses.
 pub(super) async fn of(
     handle: &Handle,
     ends: &Ends,

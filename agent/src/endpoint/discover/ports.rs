@@ -47,7 +47,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// Reads them from the kernel, with the addresses of interfaces.
+    /// Reads ports, tunnels and addresses of interfaces from the kernel.
     ///
     /// # Errors
     /// The kernel could not be asked.
@@ -115,7 +115,7 @@ fn tunnel(info: &LinkInfo) -> Option<u16> {
     }
 }
 
-/// The port that a link is, if an interface controls it. Members of a bond or a VRF are included. This does no harm,
+/// The port, if another interface controls the link. Members of a bond or a VRF are included. This does no harm,
 /// because no frame of a bridge names them.
 fn port(link: &LinkMessage) -> Option<Port> {
     let mut attributes = link.attributes.iter();

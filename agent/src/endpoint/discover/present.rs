@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Names of interfaces, for an error: a pod can have thousands.
+/// Names of interfaces for an error, limited because a pod can have thousands.
 #[derive(Default)]
 pub(super) struct Present {
     names: Vec<String>,

@@ -42,7 +42,7 @@ pub(super) fn recovered(restored: &[EndpointSpec]) -> BTreeMap<String, EndpointD
     documents.collect()
 }
 
-/// A document that gives an endpoint the labels that it has already.
+/// A document that gives an endpoint the labels that it already has.
 pub(super) fn document_of(
     spec: &EndpointSpec,
     netns: Option<String>,
@@ -253,7 +253,7 @@ mod tests {
             pod_uid: None,
         };
         let specs = ["cli/pod1/eth0", "cli/pid-77/eth1", "dir/a.yaml"].map(spec);
-        // A lost list is made again; a list without endpoints is not a lost one.
+        // A lost list is made again; a list without endpoints does not count as lost.
         let dir = tempfile::tempdir().unwrap();
         let file = CliFile::in_dir(dir.path());
         for (is_lost, found) in [(true, 2), (false, 2)] {

@@ -92,7 +92,7 @@ pub(crate) enum AttachError {
          behind a plugin that reports the address it sets"
     )]
     NoAddress(String),
-    /// The host side is a port of a switch that the stack does not see behind.
+    /// The host side is a port of a switch that is not a bridge of the kernel.
     #[error(
         "the node's end of interface {ifname} is a port of {master}, which is no bridge of the kernel \
          (Open vSwitch, for example): packets would pass the policy. holdfast-cni works behind plugins \
@@ -113,7 +113,7 @@ pub(crate) enum AttachError {
         /// Names of the further interfaces, joined by commas.
         others: String,
     },
-    /// The result of the plugins before is not what the pod has.
+    /// The previous plugins' result does not match the pod's interface.
     #[error(
         "the plugins before report address {reported} for {ifname}, which has {present}; holdfast-cni \
          must be the last entry of the list, behind a plugin that reports the address it sets"
@@ -290,12 +290,12 @@ impl EndpointBook {
         Ok(self.enter(&key, document, &netns, spec, namespace)?)
     }
 
-    /// Removes a pod's interface. Returns false if it is not there.
+    /// Removes a pod's interface. Returns false if there is no such endpoint.
     pub(crate) fn detach(&self, id: &AttachmentId) -> Result<bool, EndpointError> {
         self.state.lock().remove_pods(&[id.key()], &*self.deliver)
     }
 
-    /// Removes a pod's interface when the runtime does. Returns false if it is not there. From then on the pod in
+    /// Removes a pod's interface when the runtime does. Returns false if it is not known. From then on the pod in
     /// `netns` is not searched for by its address.
     pub(crate) fn end(&self, id: &AttachmentId, netns: &Path) -> Result<bool, EndpointError> {
         let mut state = self.state.lock();

@@ -10,7 +10,7 @@ use crate::endpoint::{
     discover::{DiscoverError, Netns, has_own_users, is_own, ways_out},
 };
 
-/// A container that is about to start: its network is there, and its program does not run yet.
+/// A container that is about to start: its network exists, and its program does not run yet.
 #[derive(Debug)]
 pub(crate) struct ContainerStart {
     /// The runtime's id of the container.
@@ -26,10 +26,10 @@ pub(crate) struct StartingContainer {
     pub(crate) keys: Vec<String>,
 }
 
-/// Why a container is not to start.
+/// Why a container must not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// The documents are not known.
+    /// The agent has not read the documents yet.
     #[error(
         "the agent has not read the documents of endpoints yet; `holdfast-agent status` says why if that lasts"
     )]

@@ -23,9 +23,9 @@ const READ_FROM: &str = "endpoint_directory.json";
 /// Documents and unreadable files that one listing of the directory found.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// Documents by key `dir/<file>` (`dir/<file>#<n>` from the second of a file on).
+    /// Documents by key `dir/<file>` (`dir/<file>#<n>` for the second and later documents of a file).
     pub documents: BTreeMap<String, Result<EndpointDocument, EndpointError>>,
-    /// When each file `dir/<file>` was written last.
+    /// Time of the last write of each file `dir/<file>`.
     pub written: BTreeMap<String, SystemTime>,
     /// Files `dir/<file>` that cannot be read to their end: they may have further documents.
     pub torn: BTreeSet<String>,

@@ -67,23 +67,23 @@ pub struct EndpointDocument {
     /// Ports that policies may call by a name, `name=port[/protocol]`.
     #[serde(rename = "named-ports", default, skip_serializing_if = "Vec::is_empty")]
     pub named_ports: Vec<String>,
-    /// The only addresses that may count; empty = those that the interface has.
+    /// The only addresses that may count; empty = all addresses of the interface may.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
-    /// When the endpoint is restricted; `None` = as the agent's `--enable-policy` says.
+    /// When the endpoint is restricted; `None` = the agent's `--enable-policy` decides.
     #[serde(
         rename = "enable-policy",
         default,
         skip_serializing_if = "Option::is_none"
     )]
     pub enable_policy: Option<PolicyMode>,
-    /// Process of `container` now, if it runs; no document has it.
+    /// Process of `container`, if it runs; the agent finds it, and no document has this field.
     #[serde(skip)]
     pub process: Option<u32>,
-    /// Uid of `pod`; no document has it.
+    /// Uid of `pod`; the agent finds it, and no document has this field.
     #[serde(skip)]
     pub uid: Option<String>,
-    /// When the agent found a pod that had started without it, nanoseconds since 1970; no document has it.
+    /// When the agent found a pod that had started without it, in nanoseconds since 1970; no document has this field.
     #[serde(skip)]
     pub taken_in: Option<u64>,
 }
@@ -126,10 +126,10 @@ fn eth0() -> String {
 /// Why an endpoint document cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// A path of a process's namespace.
+    /// The path leads to a process's namespace.
     #[error("netns: {0} is the namespace of a process: write the number of the process as pid")]
     ProcessPath(String),
-    /// None or several of `netns`, `pid`, `container`, `interface` and `bridge`.
+    /// The document has none or several of `netns`, `pid`, `container`, `interface` and `bridge`.
     #[error("give exactly one of netns, pid, container, interface and bridge")]
     Netns,
     /// A field that only one endpoint can have.
@@ -204,7 +204,7 @@ pub enum EndpointError {
     /// The list of added endpoints, or of pods, could not be written.
     #[error(transparent)]
     File(#[from] StateFileError),
-    /// No endpoint of that key was added.
+    /// No endpoint with that key was added.
     #[error(
         "no endpoint {0} was added with `endpoint add`; `endpoint list` shows the keys, and one that \
          begins with `dir/` is removed with its document in --endpoint-dir"
@@ -298,7 +298,7 @@ impl EndpointDocument {
         self.container.is_some() || self.interface.is_some()
     }
 
-    /// Whether the container or the interface that the document names is not there.
+    /// Whether the container or the interface that the document names is missing.
     pub(super) fn is_awaited(&self) -> bool {
         match &self.interface {
             Some(interface) => {
@@ -357,7 +357,7 @@ impl EndpointDocument {
         Ok(self.look(key, before, Addresses::Known)?.spec)
     }
 
-    /// As [`Self::resolve`], with everything else that the look shows about the pod.
+    /// Like [`Self::resolve`], with everything else that the look shows about the pod.
     pub(super) fn look(
         &self,
         key: &str,

@@ -1,4 +1,4 @@
-//! Finding endpoints, and finding them again when their interface or namespace is another one.
+//! Finding endpoints, and finding them again when their interface or namespace was replaced.
 
 use std::{collections::BTreeSet, io, time::Instant};
 
@@ -118,7 +118,7 @@ impl State {
         }
     }
 
-    /// The container or the interface that a document names is not there: its endpoint is made when it comes.
+    /// Awaits the container or interface that a document names: its endpoint is made when it appears.
     fn await_return(&mut self, key: &str, deliver: &Deliver) {
         self.marks.stale.remove(key);
         self.problems.unresolved.remove(key);
@@ -261,7 +261,7 @@ impl State {
         self.put(key, kept, namespace, deliver);
     }
 
-    /// The process that the document names has ended.
+    /// Handles a document whose process has ended.
     fn end(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
         self.marks.ended.insert(key.to_owned());
         self.leave_place(key);
@@ -271,7 +271,7 @@ impl State {
         self.note(key, &with_remedy(ENDED, key, document, &closed));
     }
 
-    /// A document is resolved to an interface.
+    /// Records that a document is resolved to an interface.
     pub(super) fn settle_document(&mut self, key: &str, ifindex: u32) {
         self.marks.stale.remove(key);
         self.marks.rewritten.remove(key);
@@ -280,7 +280,7 @@ impl State {
         self.gated.resolved(key, ifindex);
     }
 
-    /// Closes the interfaces that lead to the pod of a document that cannot be resolved, except those of endpoints.
+    /// Closes the interfaces that lead to the pod of an unresolved document, except interfaces of endpoints.
     /// Returns the names of the closed ones.
     fn close_unresolved(
         &mut self,

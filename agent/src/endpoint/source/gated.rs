@@ -28,7 +28,7 @@ pub(super) struct Gated {
 }
 
 impl Gated {
-    /// What an earlier run closed stays closed until its document is resolved.
+    /// Interfaces that an earlier run closed stay closed until their document is resolved.
     pub(super) fn new(gate: Option<Box<dyn Gate>>, interfaces: Interfaces) -> Self {
         let restored = gate
             .as_ref()
@@ -118,7 +118,7 @@ impl Gated {
         true
     }
 
-    /// The document is not resolved: exactly `leading` are closed for it. Returns the names of the closed ones.
+    /// Closes exactly the interfaces `leading` for an unresolved document. Returns the names of the closed ones.
     pub(super) fn unresolved(&mut self, key: &str, leading: &BTreeSet<u32>) -> Vec<String> {
         self.open_others(key, leading);
         let closed = leading.iter();
@@ -146,7 +146,7 @@ impl Gated {
         names.collect()
     }
 
-    /// The document is resolved to an interface, which opens once its programs are attached.
+    /// Notes the interface of a resolved document, which opens once its programs are attached.
     pub(super) fn resolved(&mut self, key: &str, ifindex: u32) {
         // This includes an interface that was closed for another document, or for an earlier text of this one.
         for closed in self.closed.values_mut() {
@@ -157,7 +157,7 @@ impl Gated {
         self.open_others(key, &BTreeSet::from([ifindex]));
     }
 
-    /// Opens interfaces that waited for the endpoint to be found, except those that are `kept`.
+    /// Opens interfaces that waited for the endpoint to be found, except the `kept` ones.
     fn open_others(&mut self, key: &str, kept: &BTreeSet<u32>) {
         let document = DocumentHash::of(key);
         let closed = self.closed.get(&document).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Whether a host-side interface is there, and which namespace a document names.
+//! Whether a host-side interface exists, and which namespace a document names.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, sync::Arc};
 

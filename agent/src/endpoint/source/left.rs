@@ -1,7 +1,7 @@
 //! Endpoints that are wanted, but whose interface is gone: their containers may be started again.
 //!
 //! A container that is started again has a new network namespace and a new interface, which is open
-//! until it is an endpoint. An interface that takes the place of the endpoint's (the same name, or one
+//! until it is an endpoint. An interface that takes the place of the endpoint's interface (the same name, or one
 //! of its addresses) is closed until then.
 
 use std::{collections::BTreeSet, fmt::Write as _};
@@ -24,7 +24,7 @@ impl State {
         self.left.get(key).or_else(stored)
     }
 
-    /// An endpoint is no longer where it was found.
+    /// Records that an endpoint is no longer where it was found.
     pub(super) fn leave_place(&mut self, key: &str) {
         let document = self.documents.get(key);
         if document.is_some_and(EndpointDocument::returns_by_name) {
@@ -42,7 +42,7 @@ impl State {
         self.left.insert(key.to_owned(), place);
     }
 
-    /// Interfaces that take the place of an endpoint's.
+    /// Interfaces that take the place of an endpoint's interface.
     pub(super) fn successors(&self, key: &str) -> Result<BTreeSet<u32>, DiscoverError> {
         let Some(place) = self.place_left(key) else {
             return Ok(BTreeSet::new());

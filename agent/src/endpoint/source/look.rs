@@ -18,7 +18,7 @@ pub(super) struct Looked {
     /// Names of interfaces that lead to another namespace and are no endpoints, by the key of the
     /// pod's endpoint.
     further: BTreeMap<String, Vec<String>>,
-    /// Addresses from which pods on bridges send, and which are not those of their endpoints, by the
+    /// Addresses from which pods on bridges send although their endpoints do not have them, by the
     /// key of the endpoint.
     foreign: BTreeMap<String, Vec<IpAddr>>,
 }
@@ -76,8 +76,8 @@ fn listed(addresses: &[IpAddr]) -> String {
     addresses.join(", ")
 }
 
-/// Addresses that a pod's interface has instead of the endpoint's: all those of a family in which the endpoint has no
-/// address, or none that the interface still has.
+/// Addresses that a pod's interface has instead of the endpoint's: all of a family in which the endpoint has no
+/// address, or has only addresses that the interface has lost.
 fn foreign(own: &[IpAddr], present: &[IpAddr]) -> Vec<IpAddr> {
     let is_used = |address: &&IpAddr| {
         let mut of_family = own.iter().filter(|own| own.is_ipv4() == address.is_ipv4());
@@ -88,7 +88,7 @@ fn foreign(own: &[IpAddr], present: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 impl State {
-    /// Looks at one endpoint, the next at each call: takes the MAC and the link-local addresses that
+    /// Looks at one endpoint at each call, in turn. Takes the MAC and the link-local addresses that
     /// a routed pod gave itself after it was found, and notes further interfaces of a pod.
     pub(super) fn look_at_next(&mut self, deliver: &Deliver) {
         let wanted = |(key, found): &(&String, &Found)| {

@@ -41,7 +41,7 @@ pub(super) enum Holder {
 }
 
 impl Process {
-    /// The process that has a number now.
+    /// The process that has this number now.
     fn now(pid: u32) -> Lookup<Self> {
         match (start_time(pid), boot_id()) {
             (Lookup::Found(started), Ok(boot_id)) => Lookup::Found(Self {
@@ -90,7 +90,7 @@ impl Processes {
         }
     }
 
-    /// Whether the process that has a number now is certainly the one by which the endpoint was found.
+    /// Whether the process that has this number now is certainly the one by which the endpoint was found.
     pub(super) fn is_known(&self, key: &str, pid: u32) -> bool {
         let then = self.known.get(key).filter(|then| then.pid == pid);
         let now = then.and_then(|_| Process::now(pid).found());

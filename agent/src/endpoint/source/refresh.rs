@@ -118,7 +118,7 @@ impl State {
         documents: &BTreeMap<String, Result<EndpointDocument, EndpointError>>,
         before: &BTreeMap<String, SystemTime>,
     ) -> Vec<String> {
-        // A change of a file says nothing about the addresses that its pods have taken meanwhile.
+        // A changed document does not approve addresses that its pods have taken meanwhile.
         let is_changed = |(key, document): &(&String, &Result<EndpointDocument, _>)| {
             let before = self.documents.get(*key);
             document.as_ref().ok() != before.map(EndpointDocument::as_written).as_ref()

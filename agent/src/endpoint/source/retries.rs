@@ -10,7 +10,7 @@ const FIRST: Duration = Duration::from_millis(25);
 /// Longest pause between two attempts at a document.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Documents that failed. Each pause is twice the one before.
+/// Documents that failed. Each pause is twice as long as the previous one.
 #[derive(Debug, Default)]
 pub(super) struct Retries(BTreeMap<String, Retry>);
 
@@ -33,7 +33,7 @@ impl Retries {
         self.0.insert(key.to_owned(), Retry { at, pause });
     }
 
-    /// The document is resolved, or gone.
+    /// Forgets a document that is resolved or gone.
     pub(super) fn forget(&mut self, key: &str) {
         self.0.remove(key);
     }
@@ -43,7 +43,7 @@ impl Retries {
         self.0.retain(|key, _| is_wanted(key));
     }
 
-    /// The node's interfaces or routes changed: every document is due.
+    /// Makes every document due, after a change of the node's interfaces or routes.
     pub(super) fn reset(&mut self) {
         self.0.clear();
     }

@@ -1,11 +1,11 @@
-//! Endpoints that commands added, one file each, in a directory that a boot does not empty.
+//! Files of endpoints that commands added, one for each, in a directory that a boot does not empty.
 //!
 //! The list in the state directory is the one that counts while it is there. The state directory is
 //! usually below /run, and is empty after a boot, or when the service manager removed it: then these
 //! files are the list.
 //!
-//! An endpoint of `--endpoint-dir` has a file here only while its interface is gone and its document is still there. The file
-//! keeps where the endpoint was found last, so that the next run of the agent also closes an interface that takes that place.
+//! An endpoint of `--endpoint-dir` has a file here only while its interface is gone and its document exists. The
+//! file says where the endpoint was found last, so that the next run also closes an interface that takes that place.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,7 +68,7 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     version: u32,
-    /// The state directory of the agent that wrote it: another agent leaves it alone.
+    /// The state directory of the agent that wrote the file: other agents leave the file alone.
     state_dir: PathBuf,
     key: String,
     endpoint: EndpointDocument,
@@ -83,11 +83,11 @@ pub(super) struct EndpointStore {
     dir: Option<PathBuf>,
     state_dir: PathBuf,
     records: BTreeMap<String, Record>,
-    /// Why a file is not as it should be, by the key of its endpoint.
+    /// Why a file could not be written or removed, by the key of its endpoint.
     failed: BTreeMap<String, String>,
-    /// The directory is not used, because another user may write into it.
+    /// Whether the directory is not used, because another user may write into it.
     is_refused: bool,
-    /// Containers that have a document, as they were written last.
+    /// Containers that have a document, as of the last write.
     containers: Option<NamedContainers>,
 }
 

@@ -170,7 +170,7 @@ impl State {
         found.map(|(key, _)| key.clone())
     }
 
-    /// The runtime removed the pod from a namespace, which lasts a little longer.
+    /// Notes that the runtime removed the pod from a namespace, which lasts a little longer.
     pub(super) fn leave(&mut self, netns: &Path) {
         let left = namespace_id(&Netns::Path(netns.to_owned())).found();
         let source = self.taken_in.source.as_ref();
@@ -189,7 +189,7 @@ impl State {
         );
     }
 
-    /// The runtime adds a pod in a namespace.
+    /// Notes that the runtime adds a pod in a namespace.
     pub(super) fn enter_again(&mut self, netns: &Path) {
         let there = namespace_id(&Netns::Path(netns.to_owned())).found();
         let removed = &mut self.taken_in.removed;
@@ -229,7 +229,7 @@ impl State {
         wanted
     }
 
-    /// The key of the endpoint that has an address of a pod, and the pod that this endpoint is.
+    /// The key of the endpoint that has an address of a pod, and the pod of this endpoint.
     fn holder(&self, pod: &LocalPod) -> Option<(&String, Option<&String>)> {
         let mut found = self.found.iter().filter(|(_, found)| !found.superseded);
         let has = |found: &Found| {

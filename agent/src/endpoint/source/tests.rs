@@ -91,7 +91,7 @@ fn an_endpoint_whose_document_is_refused_at_a_start_stays_until_the_file_is_remo
     }
 }
 
-/// However the book looks, the reason says that the endpoint's process has ended.
+/// At every kind of look, the reason says that the endpoint's process has ended.
 fn stays_ended_at_every_look(book: &EndpointBook) {
     for look in [
         EndpointBook::list,

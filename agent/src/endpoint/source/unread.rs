@@ -42,8 +42,8 @@ impl State {
         named
     }
 
-    /// Refuses the start of a container that no document is about now, if a document was about it that may be among
-    /// those that are not accepted.
+    /// Refuses the start of a container that no document names now, if a document named it that may be among
+    /// the documents that are not accepted.
     pub(super) fn refuse_unread(
         &self,
         name: Option<&ContainerName>,

@@ -29,13 +29,13 @@ use crate::{
 const MAX_WAITING: usize = 16_384;
 /// How long a call may take beyond the response max delay.
 const MARGIN: Duration = Duration::from_millis(50);
-/// How long a list of endpoints' locations is used, seconds: a request to the core for each answer would hold the
+/// For how many seconds a list of endpoints' locations is used: a request to the core for each answer would hold the
 /// answer up twice.
 const CURRENT: u64 = 1;
 /// Maximum messages of revocations whose acknowledgement waits for the core.
 const ACKS: usize = 1024;
 
-/// Calls, and what they need.
+/// The reports of proxies, and what their calls need.
 #[derive(Debug)]
 pub(super) struct Reports {
     core: CoreHandle,
@@ -180,7 +180,7 @@ impl Reports {
         self.stream.lock().id()
     }
 
-    /// Has the core learn an answer. Ends within the response max delay, or little more.
+    /// Makes the core learn an answer. Ends within the response max delay, or little later.
     pub(super) async fn learn(&self, request: &FqdnMapping) -> Result<(), Status> {
         if !mapping::is_answer(request) {
             return Ok(());

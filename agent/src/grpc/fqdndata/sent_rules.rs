@@ -11,10 +11,10 @@ use agent_core::core::{Directory, state::location::RuleKey};
 use dns_policy::boot_time::BootTime;
 use shared_maps::{EndpointId, IdentityId};
 
-/// How long the rules of a removed endpoint are revoked, seconds: longer than a proxy may be away and come back as
+/// For how many seconds the rules of a removed endpoint are revoked: longer than a proxy may be away and come back as
 /// the same process.
 const REVOKED: u64 = 600;
-/// How long the address of a removed endpoint stays known, seconds: its queries may still wait in a proxy's socket.
+/// Seconds for which the address of a removed endpoint stays known: its queries may still wait in a proxy's socket.
 const LINGERS: u64 = 10;
 
 /// Rules and addresses that the agent has sent, over any connection.

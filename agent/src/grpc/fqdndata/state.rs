@@ -23,7 +23,7 @@ const NOTHING: &str = ".";
 /// Reserved identities: a rule for every server lists them all.
 const RESERVED: std::ops::RangeInclusive<u32> = IdentityId::HOST.0..=IdentityId::WORLD_IPV6.0;
 
-/// Whether two states differ in their request ids at most.
+/// Whether two states are equal apart from their request ids.
 pub(super) fn same(one: &PolicyState, other: &PolicyState) -> bool {
     one.egress_l7_dns_policy == other.egress_l7_dns_policy
         && one.identity_to_endpoint_mapping == other.identity_to_endpoint_mapping
@@ -67,7 +67,7 @@ pub(super) fn build(
     }
 }
 
-/// Omits the prefixes that change no decision: those that every rule treats like the next shorter
+/// Omits the prefixes that change no decision: the prefixes that every rule treats like the next shorter
 /// prefix in the list. Some dozens remain on a node, however many addresses it has learned.
 /// Also omits servers of identities that no remaining prefix has.
 pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {

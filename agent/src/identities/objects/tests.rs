@@ -31,7 +31,7 @@ fn found(object: &Value) -> (u16, String) {
     (200, object.to_string())
 }
 
-/// What comes of the wish to make number 300 for web, and the requests after the client's check.
+/// The result of an attempt to make number 300 for web, and the requests after the client's check.
 async fn made(answers: Vec<(u16, String)>) -> (Result<Made, Option<u16>>, Vec<String>) {
     let server = Server::start(answers).await;
     let made = objects(&server)
@@ -104,7 +104,7 @@ async fn an_object_that_only_a_node_knows_names_it() {
     assert_eq!(of(false)["annotations"], of_node);
 }
 
-/// What comes of the wish to delete number 300 of web with the uid u, and the number of requests.
+/// The result of an attempt to delete number 300 of web with the uid u, and the number of requests.
 async fn deleted(answers: Vec<(u16, String)>) -> (Deleted, usize) {
     let server = Server::start(answers).await;
     let uid = Some(Arc::from("u"));
@@ -126,7 +126,7 @@ async fn only_an_object_of_agents_that_is_as_it_was_is_deleted() {
     other_uid["metadata"]["uid"] = json!("v");
     let mut of_others = object("web");
     of_others["metadata"]["annotations"] = json!({});
-    // Cilium's, of a pod that has our label: it copies a pod's labels to its object.
+    // An object of Cilium, which copied our label from a pod.
     of_others["metadata"]["labels"] = json!({MANAGED_BY: HOLDFAST});
     for (what, object) in [
         ("labels", &object("db")),
@@ -146,14 +146,14 @@ async fn only_an_object_of_agents_that_is_as_it_was_is_deleted() {
     // It changed since it was read.
     let changed = vec![found(&object("web")), refusal(409, "Precondition failed")];
     assert_eq!(deleted(changed).await, (Deleted::Kept, 2));
-    // A node uses it that is there, and then one that is not.
+    // First an existing node uses it, and then a node that does not exist.
     let mut of_node = object("web");
     of_node["metadata"]["annotations"][NODE] = json!("n2");
     let there = vec![found(&of_node), done.clone()];
     assert_eq!(deleted(there).await, (Deleted::Kept, 2));
     let gone = vec![found(&of_node), refusal(404, "gone"), done.clone()];
     assert_eq!(deleted(gone).await, (Deleted::Done, 3));
-    // A name that is no name asks for nothing.
+    // A text that cannot be a node's name causes no request.
     of_node["metadata"]["annotations"][NODE] = json!("../nodes/n2");
     assert_eq!(
         deleted(vec![found(&of_node), done]).await,

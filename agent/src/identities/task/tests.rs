@@ -14,10 +14,10 @@ use tokio::{sync::oneshot, task::yield_now};
 use super::*;
 use crate::runner;
 
-/// Gives the answer to one attempt, by the agent's number and the labels; none = the server works.
+/// Gives the answer to one attempt, by the agent's number and the labels; `None` = the server works.
 type Fault = Box<dyn Fn(usize, &LabelSet, Duration) -> Option<u16> + Send + Sync>;
 
-/// A time that goes on when every task waits for it.
+/// A clock that goes on when every task waits for it.
 struct Clock {
     begin: Instant,
     passed: Mutex<Duration>,
@@ -48,7 +48,7 @@ impl Clock {
         let _gone = receiver.await;
     }
 
-    /// Until no task of this thread goes on by itself.
+    /// Waits until no task of this thread goes on by itself.
     async fn settle(&self) {
         let mut quiet = 0;
         while quiet < 16 {
@@ -88,7 +88,7 @@ struct Server {
     objects: Mutex<BTreeMap<IdentityId, LabelSet>>,
     /// How many objects were made.
     made: AtomicU64,
-    /// Each attempt: when, and of which agent.
+    /// The time of each attempt, and the agent's number.
     attempts: Mutex<Vec<(Duration, usize)>>,
     /// The number that an agent received for a label set.
     told: Mutex<BTreeMap<(usize, LabelSet), IdentityId>>,

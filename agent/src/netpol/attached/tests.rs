@@ -6,7 +6,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// A pod's document, made at a time.
+/// A pod's document with this creation time.
 fn document(name: &str, node: Option<&str>, addresses: &[&str], created: u64) -> Arc<Pod> {
     Arc::new(Pod {
         id: PodId::new("shop", name),

@@ -4,7 +4,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// An answer to `query` with A records, or with a code and none.
+/// An answer to `query` with A records, or with an error code and no records.
 fn answer_to(query: &[u8], code: u16, addresses: &[[u8; 4]], ttl: u32) -> Vec<u8> {
     let mut answer = query.to_vec();
     answer[2..4].copy_from_slice(&(0x8180 | code).to_be_bytes());

@@ -24,7 +24,7 @@ const MAX_LEARNED: usize = 1000;
 pub(super) const NEWS: u32 = 250;
 
 shared_maps::words! {
-    /// Where the addresses of a name come from, as this agent knows it.
+    /// Where the addresses of a name come from, as far as this agent knows.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Said {
         /// A look-up by this agent.
@@ -50,7 +50,7 @@ pub struct Learned {
 pub(super) struct Held {
     /// The object as it is in the store.
     pub(super) stored: Resolver,
-    /// The object is not in the store yet.
+    /// Whether the object is not in the store yet.
     pub(super) is_local: bool,
     /// Answers that the store does not have yet, in order.
     pub(super) learned: Vec<Learned>,
@@ -90,7 +90,7 @@ impl Held {
         }
     }
 
-    /// The store has this object. What was written before a new list is in the list.
+    /// Takes the store's object. A new list includes everything that was written before it.
     pub(super) fn applied(&mut self, object: Resolver, is_listed: bool) {
         let is_ours =
             |(written, _): &mut (Resolver, usize)| is_listed || written.version == object.version;

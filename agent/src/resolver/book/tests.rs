@@ -58,7 +58,7 @@ fn make(book: &mut Book, names: &[&str]) -> Vec<ObjectKey> {
     plan.create.into_iter().map(|(key, _)| key).collect()
 }
 
-/// Writes what is to be written, and the store sends it.
+/// Makes all due writes, and the store sends the objects.
 fn write(book: &mut Book, now: UnixTime) -> usize {
     let writes = book.take_writes(now, 16);
     let count = writes.len();

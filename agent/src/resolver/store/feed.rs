@@ -20,11 +20,11 @@ pub struct Feed {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The objects have been listed once.
+    /// Whether the objects have been listed once.
     is_listed: bool,
-    /// The listing was given out.
+    /// Whether the resolver has got the listing.
     has_begun: bool,
-    /// By `namespace/name`; `None` = the object is gone.
+    /// Latest states by `namespace/name`; `None` = the object is gone.
     waiting: BTreeMap<String, Option<Arc<Resolver>>>,
 }
 

@@ -44,7 +44,7 @@ const CHANGES: usize = 256;
 pub(crate) struct FileStore {
     dir: PathBuf,
     files: Arc<Mutex<Files>>,
-    /// There are changes that the watch has not sent.
+    /// Notified when there are changes that the watch has not sent.
     changed: Arc<Notify>,
 }
 
@@ -74,7 +74,7 @@ impl FileStore {
         done
     }
 
-    /// The lock on the directory, which is made if it is not there; `None` if another agent has the lock.
+    /// The lock on the directory, which is made if it is missing; `None` if another agent has the lock.
     fn take_lock(dir: &Path) -> io::Result<Option<Flock<fs::File>>> {
         files::make(dir)?;
         check_owner(dir)?;
@@ -240,7 +240,7 @@ impl ResolverStore for FileStore {
 }
 
 impl FileStore {
-    /// From now on this agent writes, on the basis of the files that the former leader left.
+    /// Begins to write, on the basis of the files that the former leader left.
     async fn begin(&self) -> Result<(), StoreError> {
         let began = self.with(|files| {
             files.set_leads(false);
@@ -252,7 +252,7 @@ impl FileStore {
         began.await
     }
 
-    /// This agent does not write: another one does, or nothing can be written.
+    /// Ends writing, because another agent writes, or because nothing can be written.
     async fn settle(&self, unwritable: Option<StoreError>) {
         let settled = self.with(|files| {
             files.set_leads(false);

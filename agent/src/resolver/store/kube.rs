@@ -66,7 +66,7 @@ pub struct KubeStore {
     feed: Arc<Feed>,
     settings: KubeSettings,
     lease: LeaseClient,
-    /// What does not work now, by the kind of request.
+    /// Present failures, by the kind of request.
     problems: watch::Sender<BTreeMap<What, String>>,
 }
 

@@ -24,7 +24,7 @@ use crate::resolver::{
 /// Longest time for an answer of the task.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// The resolver's task does not answer.
+/// The error that the resolver's task does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the resolver does not answer; see the agent's log")]
 pub struct NotRunning;
@@ -83,7 +83,7 @@ impl ResolverHandle {
         self.ask(Request::Objects).await
     }
 
-    /// Looks a name up now. The agent that writes objects adds the result to those of the name.
+    /// Looks a name up now. The agent that writes objects adds the result to the name's objects.
     pub async fn look_up(&self, name: &Fqdn) -> Result<LookupView, NotRunning> {
         let (servers, families) = self.ask(Request::Servers).await?;
         let objects = self.objects().await?;

@@ -108,14 +108,14 @@ impl Proxy {
         None
     }
 
-    /// The stream is gone; what is on its way is lost.
+    /// Ends the stream; messages on their way are lost.
     pub(super) fn disconnect(&mut self) {
         self.stream = None;
         self.up.clear();
         self.sink.agent_down();
     }
 
-    /// The writer's thread has its turn. A torn write is one that a kill interrupts.
+    /// Gives the writer's thread its turn. A kill interrupts a torn write.
     pub(super) fn write(&mut self, now: BootTime, write: LastWrite) {
         let (notes, waiting) = self.journal.take();
         let mut records = Vec::new();

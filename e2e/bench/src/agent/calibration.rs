@@ -1,5 +1,5 @@
-//! A fixed piece of work that runs between the measured ones. A measured time divided by its time
-//! is the same on a busy machine as on a quiet one.
+//! A fixed piece of work that runs between the measured pieces of work. A measured time, divided by
+//! the time of this work, is the same on a busy machine as on a quiet one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 const NAMES: usize = 20_000;
-/// Addresses of each name in the table.
+/// Number of addresses of each name in the table.
 const ADDRESSES: usize = 8;
 
 /// Work of the same kind as an update: hashing names, sorting addresses, allocating strings.

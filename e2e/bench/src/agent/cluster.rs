@@ -1,8 +1,8 @@
 //! A large cluster: pods of other nodes, a namespace that changes its labels, Services with many
 //! backends.
 //!
-//! A change is a document that was read. Its time has the join of the cluster's objects, plans and
-//! commits; the steps are the datapath's.
+//! A change is a document that was read. Its time includes the join of the cluster's objects, plans
+//! and commits, but not the datapath's steps.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -35,17 +35,17 @@ use super::prefixes::bytes;
 use super::report::Figure;
 
 const NAMESPACES: usize = 10;
-/// Label sets of the pods of a namespace.
+/// Number of label sets of the pods of a namespace.
 const APPS: usize = 4;
-/// Backends of one slice, as the cluster makes them.
+/// Number of backends of one slice, as clusters make slices.
 const SLICE: usize = 100;
-/// Endpoints of this node, each with labels of its own and under the same rules.
+/// Number of endpoints of this node, each with labels of its own and under the same rules.
 const ENDPOINTS: usize = 250;
-/// Most changes of one kind that are measured.
+/// Maximum number of changes of one kind that are measured.
 const CHANGES: usize = 500;
-/// Services whose documents are read at once.
+/// Number of Services whose documents are read at once.
 const READ_AT_ONCE: usize = 500;
-/// Label changes of the namespace; the longest one counts.
+/// Number of label changes of the namespace. The longest one counts.
 const VERSIONS: usize = 3;
 
 /// Promised times for one change of each kind.
@@ -60,7 +60,8 @@ struct Member {
 }
 
 impl Member {
-    /// Its endpoints may connect to three of four kinds of pods, and to those of a namespace's label.
+    /// The endpoints may connect to three of four kinds of pods, and to pods in namespaces with a
+    /// label.
     fn start() -> Result<Self> {
         let mut rules = String::new();
         for namespace in 0..NAMESPACES {
@@ -79,7 +80,7 @@ impl Member {
         })
     }
 
-    /// Documents that were read at once.
+    /// Handles documents that were read at once.
     fn put(&mut self, documents: impl IntoIterator<Item = PolicyDocument>) -> Cost {
         let changes = documents.into_iter().map(SourceEvent::Apply);
         let changes = changes.map(PolicyChange::Document).collect();
@@ -125,7 +126,7 @@ fn peer(labels: &str) -> String {
     )
 }
 
-/// Where a pod is: numbers go round the namespaces, and in each round the label sets.
+/// Namespace of a pod: pod numbers go round the namespaces. Each round has the next label set.
 fn namespace_of(pod: usize) -> String {
     format!("ns{}", pod % NAMESPACES)
 }
@@ -205,7 +206,8 @@ fn service(number: usize) -> Result<PolicyDocument> {
     Ok(body(key, Body::Service(Arc::new(service))))
 }
 
-/// Backend `index` of a Service: pods of its namespace that have the label set of its number.
+/// Number of the pod that is backend `index` of a Service. The pod is in the Service's namespace,
+/// and has the label set of the Service's number.
 fn backend(service: usize, index: usize) -> usize {
     let app = service / NAMESPACES % APPS;
     (index * APPS + app) * NAMESPACES + service % NAMESPACES
@@ -237,7 +239,7 @@ fn slice(service: usize, number: usize, pods: &[usize]) -> Result<PolicyDocument
     Ok(body(key, Body::Slice(Arc::new(slice))))
 }
 
-/// Puts the namespaces and this many pods of each. Gives the time.
+/// Adds the namespaces and `each` pods in each namespace. Returns the time.
 fn fill(member: &mut Member, each: usize) -> Result<Duration> {
     let mut time = member.put((0..NAMESPACES).map(|n| namespace(n, 0))).time;
     let pods: Result<Vec<_>> = (0..each * NAMESPACES).map(pod).collect();
@@ -361,7 +363,7 @@ fn slices(member: &mut Member, count: usize, backends: usize) -> Result<Figure> 
 /// A Service whose backends all have labels of their own. One of them becomes a pod that policy does
 /// not allow, and back.
 fn label_sets(member: &mut Member, count: usize, backends: usize) -> Result<Figure> {
-    // The next Service of pods that policy allows, and pods after all others.
+    // The number of the next Service of pods that policy allows, and pod numbers after all others.
     let number = count.next_multiple_of(NAMESPACES * APPS);
     let first_pod = 1_000_000;
     let pods: Vec<_> = (0..backends)

@@ -12,9 +12,9 @@ use holdfast_e2e::policy::{dns_to, egress};
 use super::report::Figure;
 use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
-/// Names of each firewall, a half of them wildcards.
+/// Number of names of each firewall. Half of them are wildcards.
 const NAMES: usize = 5_000;
-/// Names that pods look up many times.
+/// Number of names that pods look up many times.
 const ASKED: usize = 1_000;
 /// Longest time that the firewalls may add at the 99th percentile.
 const LIMIT: Duration = Duration::from_micros(5);

@@ -1,4 +1,4 @@
-//! Many EgressFirewalls: ordered lists over all identities outside.
+//! Many EgressFirewalls: ordered lists over all identities outside of the cluster.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,9 +13,9 @@ use super::names::per;
 use super::report::Figure;
 use holdfast_e2e::in_memory::{Cost, Node, config, document};
 
-/// Rules of one firewall: blocks, and a deny of the rest.
+/// Number of rules of one firewall: blocks, and a deny of the rest.
 const RULES: usize = 50;
-/// Objects of a listing that the resolver sends to the core at once.
+/// Number of objects of a listing that the resolver sends to the core at once.
 const OBJECTS: usize = 64;
 /// Number of changes in the mean of a figure.
 const CHANGES: usize = 20;
@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_millis(20);
 enum Differs {
     /// The ports of a rule in the middle.
     Block,
-    /// The last rule, which selects every identity outside.
+    /// The last rule, which selects every identity outside of the cluster.
     Everything,
 }
 

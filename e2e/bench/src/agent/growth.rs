@@ -24,13 +24,13 @@ use super::cluster::{pod, resident};
 use super::names::per;
 use super::report::Figure;
 
-/// Pods that one batch has.
+/// Number of pods in one batch.
 const BATCH: usize = 1_000;
-/// Entries that a node has anyhow: the world, its own address, its endpoint.
+/// Number of entries that every node has: the world, its own address, its endpoint.
 const OTHERS: usize = 18;
-/// Nodes of the clusters whose pods grow.
+/// Number of nodes of the clusters whose number of pods grows.
 const NODES: usize = 100;
-/// How much memory a node may take for the pods of others.
+/// Maximum memory that a node may take for the pods of others, in bytes.
 const MEMORY: u64 = 10_000_000;
 
 /// A node that reads only its own pods.
@@ -75,7 +75,7 @@ impl Pruned {
         }
     }
 
-    /// A list of pods, as a watch or a relay gives it. The agent sees each one and keeps its own.
+    /// Lists pods, as a watch or a relay does. The agent sees each pod and keeps its own.
     fn list(&mut self, pods: usize) -> Result<()> {
         self.see(vec![Seen::Listing]);
         for first in (0..pods).step_by(BATCH) {

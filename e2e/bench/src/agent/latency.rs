@@ -59,10 +59,10 @@ use holdfast_e2e::in_memory::{DNS, document, web};
 
 /// A step that takes longer is an error.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Fewest changes of policy during which answers are measured.
+/// Minimum number of changes of policy during which answers are measured.
 const CHANGES: usize = 50;
 
-/// In a network namespace of its own.
+/// Measures in a network namespace of its own.
 pub(crate) fn realised(endpoints: usize, rules: usize, samples: usize) -> Result<Vec<Figure>> {
     std::thread::scope(|scope| {
         let measured = scope.spawn(|| {
@@ -201,7 +201,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// One answer after another, each with a new address.
+    /// Measures one answer after another, each with a new address.
     fn ask(&mut self, samples: usize, suffix: &str) -> Result<Vec<Duration>> {
         (0..samples)
             .map(|_| {
@@ -372,7 +372,7 @@ async fn list(
     Ok(())
 }
 
-/// Endpoints with an interface each, and labels that no other has.
+/// Endpoints with an interface each, and labels that no other endpoint has.
 fn specs(count: usize) -> Result<Vec<EndpointSpec>> {
     let mut commands = String::from("link set lo up\n");
     for n in 0..count {

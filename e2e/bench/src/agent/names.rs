@@ -14,16 +14,17 @@ use super::calibration::Calibration;
 use super::report::Figure;
 use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
-/// Pairs of selectors: a name, and a wildcard under it.
+/// Number of pairs of selectors: a name, and a wildcard under it.
 const PAIRS: usize = 1000;
 /// Microseconds of one update in Cilium's name manager on this kind of machine.
 const PEER: f64 = 179.0;
 /// Promised cost of an update, in units of the calibration of the same run: 3.6 us where a unit
 /// takes 0.3 us, as on two idle cores.
 const PROMISE: f64 = 12.0;
-/// Parts of a run with a calibration after each. The result is the median of their ratios.
+/// Number of parts of a run, with a calibration after each. The result is the median of their
+/// ratios.
 const PARTS: usize = 20;
-/// Units of work in one calibration.
+/// Number of units of work in one calibration.
 const UNITS: usize = 5_000;
 
 /// `K.example.com` and `*.K.example.com` for each K, and `*.example.com`.
@@ -129,7 +130,7 @@ pub(crate) fn update_rounds(rounds: usize) -> Result<Vec<Figure>> {
         let micros = per(time, 2 * PAIRS * rounds);
         let addresses = (PAIRS * rounds) as u64;
         // With both names of an address in one plan there is one write. With one name per plan,
-        // each changes its labels.
+        // each name changes the address's labels.
         let holds = ratio <= PROMISE && ipcache == addresses && policy == 0;
         let promise = format!(
             "P3, at most {PROMISE} calibration units, one ipcache write for each of {addresses} addresses, no policy map write"
@@ -173,7 +174,7 @@ pub(crate) fn update_and_expire(rounds: usize) -> Result<Vec<Figure>> {
     )])
 }
 
-/// One name like that of a storage bucket: 10,000 addresses, eight in each answer, TTL 5 s.
+/// One name like the name of a storage bucket: 10,000 addresses, eight in each answer, TTL 5 s.
 pub(crate) fn churn(answers: usize) -> Result<Vec<Figure>> {
     let rules = dns_to("*", &[&format!("{DNS}/32")])
         + "- toFQDNs: [{matchName: \"bucket.s3.example.com\"}]\n  toPorts: [{ports: [{port: \"443\", protocol: TCP}]}]\n";

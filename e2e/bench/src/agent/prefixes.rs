@@ -17,7 +17,7 @@ use super::names::per;
 use super::report::Figure;
 use holdfast_e2e::in_memory::{DNS, Node, config, document, web};
 
-/// Most addresses in one answer.
+/// Maximum number of addresses in one answer.
 const ANSWER: usize = 1000;
 /// Number of endpoints among which the addresses are divided.
 const ENDPOINTS: usize = 100;

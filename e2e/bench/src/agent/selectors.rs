@@ -11,7 +11,7 @@ use super::names::per;
 use super::report::Figure;
 use holdfast_e2e::in_memory::{Cost, DNS, Node, config, document, web};
 
-/// Rules in each policy document.
+/// Number of rules in each policy document.
 const DOCUMENT: usize = 100;
 /// First rule number of the document that changes.
 const CHANGING: usize = 20_000;
@@ -42,7 +42,7 @@ pub(crate) fn documents(rules: usize) -> Result<Vec<PolicyDocument>> {
     Ok(found)
 }
 
-/// The document of the rules from `first` on, which has a selector for each version.
+/// The document of the rules from `first` on. Each version has other selectors.
 fn part(first: usize, rules: usize, version: usize) -> Result<PolicyDocument> {
     let mut text = if first == 0 {
         dns_to("*", &[&format!("{DNS}/32")])

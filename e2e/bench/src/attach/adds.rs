@@ -9,12 +9,13 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually, policy};
 
 use super::steps::print;
 
-/// Last byte of the first pod's address, after those of the lab's own pods.
+/// Last byte of the first pod's address, after the addresses of the lab's own pods.
 const FIRST: u8 = 13;
 /// Longest wait until all endpoints of a restarted agent are in force.
 const SOON: Duration = Duration::from_secs(120);
 
-/// Starts `one_by_one` pods one after the other, then `at_once` together, and then the agent again.
+/// Starts `one_by_one` pods one after the other, then `at_once` pods together, and then the agent
+/// again.
 pub(crate) fn measure(one_by_one: u8, at_once: u8) -> Result<()> {
     // Without the check of repairs, whose time limit fits labs with a few pods.
     let lab = &Lab::new()?;

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use super::objects;
 use super::watched::{Agent, Cluster};
 
-/// Changes that come one after another, each when the one before is in force.
+/// Number of changes that come one after another, each when the previous change is in force.
 const ALONE: usize = 100;
-/// Changes that come at a fixed rate.
+/// Number of changes that come at a fixed rate.
 const PACED: usize = 2_000;
 /// Rate of the paced changes, per second.
 const RATE: u32 = 500;

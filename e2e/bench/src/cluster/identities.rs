@@ -1,5 +1,6 @@
-//! Numbers of the whole cluster beside numbers of the node: two nodes of one cluster, the agent of each in another
-//! mode. Both see the same objects at the same time, so that figures of one run can be compared.
+//! Identity numbers of the whole cluster, compared with numbers of a node: two nodes of one
+//! cluster, whose agents have different modes. Both see the same objects at the same time, so that
+//! figures of one run can be compared.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -16,18 +17,19 @@ use super::objects;
 use super::report::Report;
 use super::watched::Agent;
 
-/// Until every label set has its object: 20 a second.
+/// Longest wait until every label set has its object. Agents make 20 objects a second.
 const MADE: Duration = Duration::from_secs(300);
-/// Pods that each node adds, each with labels that no other pod has.
+/// Number of pods that each node adds, each with labels that no other pod has.
 const ADDS: u8 = 100;
-/// First and last part of the addresses of added pods, one node after the other.
+/// Last byte of the address of the first added pod, for each node.
 const FIRST: [u8; 2] = [13, 13 + ADDS];
-/// Between a Pod object and its ADD, as between the scheduler and the runtime.
+/// Time between a Pod object and its ADD, as between the scheduler and the runtime.
 const SCHEDULED: Duration = Duration::from_millis(100);
-/// Changes of pods, and their rate per second.
+/// Number of changes of pods, and their rate per second.
 const CHANGES: usize = 2_000;
 const RATE: u32 = 500;
-/// Promises: the time that ADD takes more, MiB that the agent takes more, and CPU time of a change.
+/// Promises: additional time of ADD, additional memory of the agent in MiB, and ratio of the CPU
+/// times of a change.
 const ADD_MORE: Duration = Duration::from_millis(150);
 const MEMORY_MIB: f64 = 2.0;
 const FLAT: f64 = 1.5;
@@ -47,7 +49,7 @@ struct Node<'a> {
     first: u8,
 }
 
-/// Numbers of `pods` pods that have a tenth as many label sets.
+/// Measures both modes with `pods` pods that have a tenth as many label sets.
 pub(super) fn measure(report: &mut Report, pods: usize) -> Result<()> {
     let labs = [Lab::new()?, Lab::new()?];
     let [one, two] = &labs;
@@ -199,7 +201,7 @@ fn memory(report: &mut Report, nodes: &[Node<'_>; 2]) -> Result<()> {
 /// ADD of pods with labels that no pod had, on both nodes in turn.
 fn adds(report: &mut Report, api: &ApiServer, nodes: &[Node<'_>; 2]) -> Result<()> {
     let mut taken = [Vec::new(), Vec::new()];
-    // Their interfaces are there until the end.
+    // The pods' interfaces stay until the end.
     let mut pods: Vec<Pod> = Vec::new();
     let mut local = 0;
     for n in 0..ADDS {
@@ -249,7 +251,8 @@ fn adds(report: &mut Report, api: &ApiServer, nodes: &[Node<'_>; 2]) -> Result<(
     Ok(())
 }
 
-/// Spread over namespaces, because each of them has a share of the objects that an agent makes.
+/// The sandboxes are spread over namespaces, because each namespace has a share of the objects that
+/// an agent makes.
 fn sandbox(pod: &Pod, name: &str, n: u8) -> Sandbox {
     let namespace = usize::from(n) % objects::NAMESPACES;
     Sandbox {
@@ -268,7 +271,8 @@ fn added(sandbox: &Sandbox, pod: &Pod, node: &str) -> Result<Value> {
     Ok(object)
 }
 
-/// CPU time of a change between label sets that have numbers. Gives how many label sets were added for it.
+/// CPU time of a change between label sets that have numbers. Returns how many label sets were
+/// added for it.
 fn changes(
     report: &mut Report,
     api: &ApiServer,

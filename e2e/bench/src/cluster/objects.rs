@@ -5,9 +5,9 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 
-/// Namespaces that the pods are spread over.
+/// Number of namespaces that the pods are spread over.
 pub(crate) const NAMESPACES: usize = 50;
-/// Pods that have equal labels.
+/// Number of pods that have equal labels.
 const REPLICAS: usize = 10;
 /// Number of backends of each Service.
 const BACKENDS: usize = 5;

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// All figures so far, and those whose promise is broken.
+/// All figures so far, and the names of figures whose promise is broken.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     figures: Vec<Value>,

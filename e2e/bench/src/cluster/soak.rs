@@ -12,11 +12,11 @@ use super::objects::{self, Size};
 use super::report::Report;
 use super::watched::{Agent, Cluster};
 
-/// Changes of a day at 50 a second.
+/// Number of changes of a day at 50 a second.
 const DAY: usize = 50 * 24 * 3600;
-/// Most changes per second.
+/// Maximum number of changes per second.
 const RATE: u32 = 2_000;
-/// Changes between two checks how far the agent is.
+/// Number of changes between two checks of how far the agent is.
 const ROUND: usize = 500;
 /// Highest ratio of the agent's memory at the end to its memory after the first tenth.
 const GROWTH: f64 = 1.1;

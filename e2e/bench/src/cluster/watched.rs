@@ -18,7 +18,7 @@ use super::objects::{self, Size};
 const LIMIT: Duration = Duration::from_secs(300);
 /// Time between two readings of a map.
 const POLL: Duration = Duration::from_micros(50);
-/// Memory and CPU time are read once they are still for so long.
+/// Memory and CPU time are read once they have not changed for this long.
 const STILL: Duration = Duration::from_secs(2);
 
 /// The lab, with the server.
@@ -32,12 +32,12 @@ pub(crate) struct Cluster {
 pub(crate) struct Agent {
     program: Program,
     ipcache: Map<IpcacheKey, IpcacheValue>,
-    /// From its start until it was ready.
+    /// Time from the agent's start until it was ready.
     pub(crate) sync: Duration,
 }
 
 impl Cluster {
-    /// With the endpoint's pod, its policy and the namespaces.
+    /// Starts a cluster with the endpoint's pod, its policy and the namespaces.
     pub(crate) fn start() -> Result<Self> {
         let lab = Lab::new()?;
         let directory = lab.directory().join("apiserver");
@@ -62,7 +62,7 @@ impl Cluster {
         Ok(Self { lab, api, size })
     }
 
-    /// Adds objects until there are so many.
+    /// Adds objects until there are as many as `size` says.
     pub(crate) fn grow(&mut self, size: Size) -> Result<()> {
         for number in self.size.pods..size.pods {
             self.api.put(objects::pod(number, "stable"))?;
@@ -93,7 +93,8 @@ impl Cluster {
 }
 
 impl Agent {
-    /// Starts the agent of node `node` in a lab, with these flags too, and waits until it is ready.
+    /// Starts the agent of node `node` in a lab, with additional `flags`, and waits until it is
+    /// ready.
     pub(crate) fn start(lab: &Lab, api: &ApiServer, node: &str, flags: &[String]) -> Result<Self> {
         let program = config::program("holdfast-agent")?;
         let program = program.to_str().context("path of the agent")?;
@@ -137,7 +138,7 @@ impl Agent {
         Ok(value.map(|value| value.sec_identity))
     }
 
-    /// Waits until the identity of an address is as wanted. Gives how long that took.
+    /// Waits until the identity of an address is as wanted. Returns how long that took.
     pub(crate) fn wait_for(
         &self,
         address: Ipv4Addr,
@@ -151,7 +152,7 @@ impl Agent {
         Ok(start.elapsed())
     }
 
-    /// Whether it has not ended.
+    /// Whether the agent still runs.
     pub(crate) fn runs(&self) -> Result<bool> {
         Ok(usage::cpu_time(self.program.id()).is_ok())
     }
@@ -166,13 +167,13 @@ impl Agent {
         usage::cpu_time(self.program.id())
     }
 
-    /// Memory in RAM now, and the most so far, MiB.
+    /// Resident memory, and its highest value so far, MiB.
     pub(crate) fn memory(&self) -> Result<(f64, f64)> {
         let pid = self.program.id();
         Ok((mib(usage::resident(pid)?), mib(usage::peak_resident(pid)?)))
     }
 
-    /// Waits until it has nothing to do.
+    /// Waits until the agent has nothing to do.
     pub(crate) fn settle(&self) -> Result<()> {
         let limit = Instant::now() + LIMIT;
         loop {

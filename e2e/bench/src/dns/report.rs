@@ -190,7 +190,7 @@ impl Ratio {
         Self { name, values }
     }
 
-    /// The value below which `quarters` of four lie.
+    /// The value below which `quarters` quarters of the values lie.
     fn quartile(&self, quarters: usize) -> f64 {
         let last = self.values.len().saturating_sub(1);
         let at = (last * quarters + 2) / 4;
@@ -306,7 +306,7 @@ impl Kept {
 }
 
 impl Calls {
-    /// Names and counts, each per answer.
+    /// Names of the counts, with their values per answer.
     fn per_answer(&self) -> [(&'static str, f64); 7] {
         let counts = &self.counts;
         #[expect(clippy::cast_precision_loss, reason = "a figure for people")]

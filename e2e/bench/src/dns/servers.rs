@@ -51,7 +51,7 @@ impl Servers {
         route != Route::Dnsdist || self.dnsdist.is_some()
     }
 
-    /// The process on the path, if it is a single one.
+    /// The process on the path, if there is exactly one.
     pub(crate) fn process(&self, route: Route, ipv6: bool) -> Option<u32> {
         match route {
             Route::Raw if ipv6 => Some(self.raw6.id()),

@@ -1,6 +1,6 @@
-//! A forwarder that only copies datagrams, or the bytes of connections: the most that one thread
-//! can do on the benchmark's machine. Over UDP it replaces the two bytes of the id, to find the
-//! client of an answer. It reads nothing else.
+//! A forwarder that only copies datagrams, or the bytes of connections. It shows the highest rate
+//! that one thread can reach on the benchmark's machine. Over UDP it replaces the two bytes of the
+//! id, to find the client of an answer. It reads nothing else.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -164,7 +164,7 @@ impl<A: SockaddrLike + Copy> Batch<A> {
         Ok(())
     }
 
-    /// Sends as much as fits. The rest is lost.
+    /// Sends as many datagrams as the socket takes. The rest are lost.
     fn send(&self, socket: &UdpSocket) {
         let (slices, to): (Vec<[IoSlice<'_>; 1]>, Vec<_>) = self
             .buffers

@@ -14,7 +14,8 @@ use netpol::{
 };
 use rand::{Rng as _, rngs::StdRng};
 
-/// Sets of a random table: the name says the type, so that two tables differ in everything else.
+/// Sets of a random table. The name of a set determines its type: two tables may differ in
+/// everything else.
 const SETS: [(&str, Key); 11] = [
     ("links", Key::One(Type::Interface)),
     ("behind4", Key::Pair(Type::Interface, Type::Ipv4)),
@@ -34,7 +35,7 @@ const BLOCKS: [(&str, Key); 2] = [
 ];
 const COUNTERS: [&str; 3] = ["dropped_in", "dropped_out", "spoofed"];
 
-/// A table of this name, which has something.
+/// A table of this name that is not empty.
 pub(super) fn table(rng: &mut StdRng, family: TableFamily, name: &str) -> Table {
     let mut table = Table::of(family, name);
     table.counters.insert("always".to_owned());
@@ -157,7 +158,7 @@ fn rules(rng: &mut StdRng, table: &Table, chains: &[String], maps: &[(&str, Type
         .collect()
 }
 
-/// Conditions on a frame, then what happens.
+/// Conditions on a frame, then an action.
 fn frame_rule(rng: &mut StdRng, table: &Table, chains: &[String]) -> Vec<Expression> {
     const IPV4: Value = Value::EtherType(0x0800);
     const IPV6: Value = Value::EtherType(0x86dd);
@@ -195,7 +196,7 @@ fn frame_rule(rng: &mut StdRng, table: &Table, chains: &[String]) -> Vec<Express
     rule
 }
 
-/// Conditions on one family and one protocol, in any order, then what happens.
+/// Conditions on one family and one protocol, in any order, then an action.
 fn rule(
     rng: &mut StdRng,
     table: &Table,
@@ -248,7 +249,7 @@ fn rule(
             10 => Some(Expression::MiddleOfTcp).filter(|_| protocol == Protocol::Tcp),
             11 => any_set(rng, table, &[address]).map(|set| Expression::NotIn(address, set)),
             12 if rule.is_empty() => {
-                // No port is behind it, of another protocol.
+                // A protocol without ports: no condition on a port may follow.
                 let numbers = [4, 41, 47, 137];
                 rule.push(Expression::Numbered(numbers[rng.random_range(0..4)]));
                 break;

@@ -42,7 +42,7 @@ fn cilium_node(name: &str) -> Value {
     })
 }
 
-/// An answer of the admission policy `name`.
+/// Checks that the admission policy `name` refused the request.
 fn ensure_denied(answer: &Answer, name: &str, what: &str) -> Result<()> {
     let policy = format!("ValidatingAdmissionPolicy '{name}'");
     ensure!(
@@ -112,7 +112,7 @@ fn the_token_of_an_agent_removes_the_startup_taint_of_its_node_and_changes_nothi
             };
             ensure_denied(&refused, "holdfast-agent-node", what)?;
         }
-        // Its role has no other verb, and no right to the status.
+        // The agent's role has no other verb, and no right to the status.
         for refused in [
             agent.put(N1, &node("n1")).await?,
             agent
@@ -127,7 +127,7 @@ fn the_token_of_an_agent_removes_the_startup_taint_of_its_node_and_changes_nothi
             "{own:?}"
         );
 
-        // Others are not affected: kubelets and controllers of nodes.
+        // Kubelets and controllers of nodes are not affected.
         let admin = Client::admin(&server)?;
         let cordon = admin
             .patch(N2, &json!({"spec": {"unschedulable": true}}))
@@ -247,7 +247,7 @@ fn the_token_of_an_agent_writes_its_own_message_of_a_firewall_alone() -> Result<
         let ours = json!({"messages": [zone, format!("holdfast: {APPLIED}")]});
         let answer = agent.patch(path, &json!({"status": ours})).await?;
         ensure!(answer.code == 200, "{answer:?}");
-        // One without a status.
+        // An object without a status.
         server.put(json!({
             "apiVersion": "k8s.ovn.org/v1", "kind": "EgressFirewall",
             "metadata": {"name": "default", "namespace": "team"}, "spec": {"egress": []},
@@ -371,7 +371,8 @@ fn the_token_of_an_agent_creates_numbers_of_the_range_and_deletes_those_of_agent
                 .await?;
             ensure!(created.code == 201, "{created:?}");
         }
-        // Its role has no verb to change one, and the definition holds labels to their number.
+        // The agent's role has no verb to change an identity, and the CRD keeps the labels of a
+        // number as they are.
         let own = format!("{IDENTITIES}/256");
         let patch = json!({"security-labels": {"k8s:app": "db"}});
         let refused = agent.patch(&own, &patch).await?;
@@ -382,7 +383,7 @@ fn the_token_of_an_agent_creates_numbers_of_the_range_and_deletes_those_of_agent
             "{refused:?}"
         );
 
-        // Of Cilium, for a pod that has the label of our objects.
+        // An object of Cilium, for a pod with the label of our objects.
         server.put(labelled("300", json!({"labels": labels})))?;
         let refused = agent
             .delete(&format!("{IDENTITIES}/300"), &Value::Null)

@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_util::task::TaskTracker;
 
-/// Until an awaited line must have come.
+/// Longest wait for a line.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A client with one token.
@@ -128,7 +128,7 @@ impl Client {
             .await
     }
 
-    /// With `DeleteOptions`; null = without.
+    /// Deletes the object at `path`. `options` are the `DeleteOptions`, or null.
     pub(crate) async fn delete(&self, path: &str, options: &Value) -> Result<Answer> {
         let body = match options {
             Value::Null => String::new(),
@@ -172,7 +172,7 @@ impl Client {
 }
 
 impl Lines {
-    /// The next line; none at the end. An error if the connection was broken off.
+    /// The next line; `None` at the end. An error if the connection was broken off.
     pub(crate) async fn next(&mut self) -> Result<Option<Value>> {
         tokio::time::timeout(LIMIT, self.line())
             .await

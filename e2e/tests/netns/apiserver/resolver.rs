@@ -1,4 +1,4 @@
-//! EgressFirewalls, DNSNameResolvers and their Lease: the definitions and roles of the chart.
+//! EgressFirewalls and DNSNameResolvers: the definitions and roles of the chart.
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::apiserver::Options;

@@ -18,8 +18,8 @@ impl<'a> Asked<'a> {
         Self { lab, wrong }
     }
 
-    /// The text must contain `tokens`. The JSON must contain, for each of `objects`, an object with
-    /// its fields.
+    /// Asks `program`. The text must contain `tokens`. The JSON must contain, for each of
+    /// `objects`, an object with the same fields.
     pub(super) fn ask(
         &mut self,
         program: &str,
@@ -30,7 +30,7 @@ impl<'a> Asked<'a> {
         self.ask_for(0, program, arguments, tokens, objects);
     }
 
-    /// As `ask`, of a command that exits with `code`.
+    /// Like `ask`, for a command that exits with `code`.
     pub(super) fn ask_for(
         &mut self,
         code: i32,
@@ -55,7 +55,7 @@ impl<'a> Asked<'a> {
         self.note(&arguments.join(" "), programs);
     }
 
-    /// Neither form may have `token`.
+    /// Neither the text nor the JSON may contain `token`.
     pub(super) fn lacks(&mut self, program: &str, arguments: &[&str], token: &str) {
         for form in [&[][..], &["-o", "json"]] {
             let said = text(self.lab, program, &[arguments, form].concat(), 0);
@@ -67,7 +67,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// It must exit with 1 and an error that contains `named`.
+    /// The command must exit with 1 and an error that contains `named`.
     pub(super) fn fails(&mut self, program: &str, arguments: &[&str], named: &str) {
         let outcome = run(self.lab, program, arguments).and_then(|done| {
             ensure!(done.code == Some(1), "ended with {:?}: {done:?}", done.code);
@@ -128,7 +128,7 @@ pub(super) fn parsed(lab: &Lab, program: &str, arguments: &[&str], code: i32) ->
     serde_json::from_str(&said).with_context(|| format!("JSON of {arguments:?}: {said}"))
 }
 
-/// Whether some object inside has all fields of `object`.
+/// Whether some object inside `value` has all fields of `object`.
 pub(super) fn has(value: &Value, object: &Value) -> bool {
     let Some(wanted) = object.as_object() else {
         return false;

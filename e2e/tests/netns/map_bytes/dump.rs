@@ -41,7 +41,7 @@ pub(crate) fn dump(lab: &Lab, map: &str) -> Result<BTreeMap<Bytes, Bytes>> {
         .collect()
 }
 
-/// Keys of a map per CPU, with the sums of its pairs (packets, bytes).
+/// Keys of a per-CPU map, with the sums of its values (packets, bytes) over all CPUs.
 pub(crate) fn dump_sums(lab: &Lab, map: &str) -> Result<BTreeMap<Bytes, (u64, u64)>> {
     let mut sums = BTreeMap::new();
     for entry in entries(lab, map)? {
@@ -83,7 +83,7 @@ pub(crate) fn number(bytes: &[u8], offset: usize) -> u32 {
     four.map_or(u32::MAX, u32::from_ne_bytes)
 }
 
-/// Long host-order number at `offset`.
+/// Number of 64 bits at `offset`, in host order.
 pub(crate) fn long(bytes: &[u8], offset: usize) -> u64 {
     let eight = bytes
         .get(offset..offset + 8)

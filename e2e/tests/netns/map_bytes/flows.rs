@@ -21,7 +21,7 @@ const DATAGRAM4: u64 = 14 + 20 + 8 + 5;
 /// The same datagram with an IPv6 header.
 const DATAGRAM6: u64 = 14 + 40 + 8 + 5;
 
-/// Besides names: a prefix with one denied address, and an ingress rule.
+/// Rules in addition to names: a prefix with one denied address, and an ingress rule.
 const RULES: &str = r#"- toCIDR: ["198.51.100.0/24"]
   toPorts: [{ports: [{port: "7777", protocol: UDP}, {port: "8080", endPort: 8087, protocol: TCP}]}]
 egressDeny:
@@ -50,7 +50,7 @@ fn deny_ingress_and_host_entries_show_the_documented_bytes() {
 
         let allow = 0xffff_ff01_u32.to_ne_bytes();
         let deny = [0xff; 4];
-        // Bits that count, identity, direction, protocol, port; flags, precedence.
+        // Number of significant bits, identity, direction, protocol, port; flags, precedence.
         let expected = [
             ("egress deny", 64, denied, 1, UDP, 7777, 24 << 3 | 1, deny),
             ("egress allow", 64, around, 1, UDP, 7777, 24 << 3, allow),
@@ -104,7 +104,7 @@ fn connections_show_the_documented_bytes() {
             })?;
         }
 
-        // A handshake each: SYN and ACK seen from both sides, nothing closed.
+        // One handshake in each family: SYN and ACK seen from both sides, nothing closed.
         let mut open = Vec::new();
         for (map, to) in [
             ("cilium_ct4_global", web4(10)),
@@ -134,7 +134,7 @@ fn connections_show_the_documented_bytes() {
             })?;
         }
 
-        // To the proxy: none.
+        // Connections to the proxy have no entry.
         for (map, server, protocol) in [
             ("cilium_ct_any4_global", DNS4, UDP),
             ("cilium_ct4_global", DNS4, TCP),
@@ -299,7 +299,7 @@ fn redirects_and_fragments_show_the_documented_bytes() {
     });
 }
 
-/// Identities of both pods, the first one's number, and the running programs.
+/// Identities of both pods, the endpoint number of the first pod, and the running programs.
 type TwoPods = ((u32, u32, u16), holdfast_e2e::Programs);
 
 /// Both pods under policy, `www.good.test` learned by the first.
@@ -359,7 +359,8 @@ fn value_of(lab: &Lab, map: &str, key: &Bytes) -> Result<Bytes> {
         .clone())
 }
 
-/// Seconds of CLOCK_MONOTONIC at 32, `seconds` after a packet of just now.
+/// Checks that the lifetime (seconds of CLOCK_MONOTONIC at offset 32) ends `seconds` after a packet
+/// of just now.
 fn lives(value: &[u8], seconds: u64) -> Result<()> {
     let now = monotonic_ns() / 1_000_000_000;
     let end = u64::from(number(value, 32));
@@ -370,7 +371,8 @@ fn lives(value: &[u8], seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// NAT address 0, flags, NAT 0, TCP flags seen from both sides, identity of the source, 0.
+/// Checks the other fields: NAT address 0, flags, NAT 0, TCP flags seen from both sides, identity
+/// of the source, 0.
 fn rest(value: &[u8], flags: u16, seen: [u8; 2], identity: u32) -> Result<()> {
     let tail = joined(&[
         &flags.to_ne_bytes(),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{PORT, Pods, SOON, addresses, both, of, reaches, status_has};
 
-/// Until a connection must be there again: its longest pause is 30 s.
+/// Time until a connection must be there again: the longest pause is 30 s.
 const FOLLOWS: Duration = Duration::from_secs(45);
 
 fn object(name: &str, pod_of: &Pod) -> Value {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{SOON, addresses};
 
-/// Cases that are also played on a bridge.
+/// Number of cases that are also played on a bridge.
 const BRIDGED: usize = 12;
 
 type Labels = BTreeMap<String, String>;
@@ -61,7 +61,8 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Documents of pods and namespaces with these labels, and else with those of the start.
+    /// Documents of all pods and namespaces: with these labels, or else with the labels of the
+    /// start.
     fn objects(
         &self,
         pods: &BTreeMap<Name, Labels>,
@@ -85,7 +86,7 @@ impl<'a> Cluster<'a> {
         namespaces.into_iter().chain(pods).collect()
     }
 
-    /// Plays a case; the number of ports tried.
+    /// Plays a case. Returns the number of ports tried.
     fn play(&mut self, case: &Case) -> Result<usize> {
         let (mut pods, mut namespaces) = (BTreeMap::new(), BTreeMap::new());
         let mut policies: BTreeMap<String, String> = BTreeMap::new();
@@ -118,7 +119,7 @@ impl<'a> Cluster<'a> {
         Ok(tried)
     }
 
-    /// Every pod tries every port of every other pod; the number of ports.
+    /// Makes every pod try every port of every other pod. Returns the number of ports.
     fn check(&self, step: &Step) -> Result<usize> {
         std::thread::scope(|scope| {
             let clients =
@@ -166,7 +167,7 @@ fn cases(address: impl Fn(Name) -> IpAddr) -> Result<Vec<Case>> {
         .collect()
 }
 
-/// Plays every case that `chosen` picks by its place, and fails with all that differ.
+/// Plays every case that `chosen` picks by its place. The error lists all cases that differ.
 fn play(mut cluster: Cluster<'_>, chosen: impl Fn(usize) -> bool, count: usize) -> Result<()> {
     let _netpol = cluster.lab.start_netpol(&[])?;
     let cases = cases(|name| cluster.pods[&name].v4.into())?;

@@ -1,5 +1,5 @@
-//! Open connections: a policy ends them, answers of allowed ones pass, and those of a pod that ended are
-//! forgotten.
+//! A policy ends open connections, answers on allowed connections pass, and connections of a pod
+//! that has ended are forgotten.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -88,7 +88,7 @@ fn datagrams_to_a_closed_pod_end_although_it_goes_on_sending() {
         let mut buffer = [0; 16];
         let (_, from) = server.recv_from(&mut buffer)?;
         lab.write_network_policy("ingress", &json!({"podSelector": of("b"), "ingress": []}))?;
-        // b may send: its datagrams must not open the way for those of a.
+        // b may send: its datagrams must not open the way for datagrams of a.
         let round = |buffer: &mut [u8]| {
             server.send_to(b"push", from)?;
             client.send_to(b"more", at)?;
@@ -120,7 +120,7 @@ fn a_closed_tcp_connection_whose_entry_is_gone_stays_closed() {
         ensure!(server.read(&mut buffer)? == 5, "the first data");
         lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
         super::reaches(&lab.a, &both(&lab.b, PORT), false)?;
-        // As after a reset that the sender forges, and ten seconds.
+        // The state as after a forged reset and ten seconds.
         lab.node
             .enter(|| tracked::delete(|connection| connection.port == Some(7000)))??;
         // The server sends first: its segment is the first one that conntrack sees.
@@ -159,7 +159,7 @@ fn connections_of_a_pod_that_ends_are_forgotten() {
     is_forgotten_after(|lab| lab.remove_policy("pod-b.json"));
 }
 
-/// Opens a TCP connection to pod B. A change of documents has its entries deleted.
+/// Opens a TCP connection to pod B, and checks that `change` deletes the connection's entries.
 fn is_forgotten_after(change: impl Fn(&Lab) -> Result<()>) {
     with_lab(|lab| {
         let _pods = Pods::new(lab)?;
@@ -201,7 +201,7 @@ fn connections_of_a_pod_that_ends_while_no_process_runs_are_forgotten() {
             ensure!(left == 0, "{left} are left");
             Ok(())
         })?;
-        // The pods are the same from then on.
+        // From then on, the Pod documents stay the same.
         let _to_next = lab
             .a
             .connect(SocketAddr::new(lab.b.v4.into(), PORT), SOON)?;
@@ -263,7 +263,7 @@ fn a_pod_that_may_send_nothing_reports_errors_about_its_own_connections_only() {
             )
         })??;
         let to = SockaddrIn::new(10, 77, 0, lab.b.v4.octets()[3], 0);
-        // Whether b takes an error of a about its flow to c.
+        // Whether b accepts an ICMP error from a about b's flow to c.
         let is_taken = || -> Result<bool> {
             client.send(b"hello")?;
             sendto(

@@ -43,7 +43,7 @@ fn exports_follow_the_policies_and_stop_no_enforcement() {
         let _netpol = lab.start_netpol(&flags)?;
         has(&directory.join("acl.txt"), "pod:default/b")?;
         has(&directory.join("acl.json"), "80-80")?;
-        // The pods of the lab have IPv6 addresses, which session rules have not.
+        // The pods of the lab have IPv6 addresses, which session rules do not support.
         status_has(
             lab,
             &[

@@ -18,11 +18,11 @@ const UDP: u8 = 17;
 /// Data that a frame carries to a pod.
 const SECRET: &[u8] = b"no rule has seen this";
 
-/// VLAN 0, with and without the bit of a service provider; a session of PPPoE before an IPv4 packet.
+/// The VLAN tag 0 of a customer, and the tag of a service provider.
 const TAG: [u8; 4] = [0x81, 0, 0, 0];
 const PROVIDER: [u8; 4] = [0x88, 0xa8, 0, 0];
 
-/// How many [`frames`] gives.
+/// Number of frames that [`frames`] returns.
 const FRAMES: usize = 9;
 
 fn frames(from: &Pod, own: [u8; 6], to: &Pod, mac: [u8; 6]) -> Vec<(&'static str, Vec<u8>)> {
@@ -54,7 +54,7 @@ fn frames(from: &Pod, own: [u8; 6], to: &Pod, mac: [u8; 6]) -> Vec<(&'static str
     ]
 }
 
-/// Sends each frame, and gives the names of those that arrive.
+/// Sends each frame. Returns the names of the frames that arrive.
 fn arriving(from: &Pod, to: &Pod) -> Result<Vec<&'static str>> {
     let (sender, reader) = (RawFrames::open(&from.netns)?, RawFrames::open(&to.netns)?);
     let mut arrived = Vec::new();
@@ -111,7 +111,7 @@ fn a_frame_under_a_tag_reaches_no_pod() {
         eventually("the table of frames", SOON, || table(lab).map(drop))?;
         let passed = arriving(&p, &q)?;
         ensure!(passed.is_empty(), "{passed:?} arrive");
-        // Nor may it send them, to a pod that is open.
+        // The restricted pod may not send such frames to an open pod, either.
         let passed = arriving(&q, &p)?;
         ensure!(passed.is_empty(), "{passed:?} arrive");
         let reason = "reason=\"frames\"";
@@ -128,7 +128,7 @@ fn a_frame_under_a_tag_reaches_no_pod() {
         reaches(&p, &both(&q, 8080), false)?;
         reaches(&q, &both(&p, 8080), true)?;
 
-        // It is repaired as the other one is, and both go.
+        // The table of frames is repaired like the other table, and both are removed at the end.
         lab.node
             .run("nft", &["delete", "table", "bridge", TABLE[1]])?;
         eventually("the repair", SOON, || table(lab).map(drop))?;
@@ -188,7 +188,7 @@ fn datagrams_to_all_reach_no_pod_while_one_has_an_ingress_policy() {
                     let sum = checksum(&packet[..20]).to_be_bytes();
                     packet[10..12].copy_from_slice(&sum);
                 }
-                // To its MAC, so that only the address says that it is for all.
+                // The frame is for the receiver's MAC: only the IP address says that it is for all.
                 let (to_mac, own) = (reader.mac(), sender.mac());
                 sender.send(&[&to_mac[..], &own, &kind.to_be_bytes(), &packet].concat())?;
                 if arrives(&reader)? {
@@ -210,7 +210,7 @@ fn datagrams_to_all_reach_no_pod_while_one_has_an_ingress_policy() {
             ensure!(arrived.is_empty(), "{arrived:?}");
             Ok(())
         })?;
-        // Neighbours find each other as before.
+        // Neighbours still find each other.
         for netns in [&p.netns, &q.netns] {
             netns.batch("neighbour flush all")?;
         }

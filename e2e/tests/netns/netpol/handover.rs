@@ -36,7 +36,7 @@ fn a_node_that_gets_programs_opens_nothing_meanwhile() {
                 ensure!(netpol.terminate(SOON)?.success(), "exit code");
                 let options = AgentOptions::default().flag("--node-name=n1");
                 let _agent = lab.start_agent(&options)?;
-                // Until each pod is an endpoint.
+                // The table stays until each pod is an endpoint.
                 std::thread::sleep(Duration::from_secs(5));
                 ensure!(
                     lab.netpol_table().is_ok(),
@@ -96,7 +96,7 @@ fn a_cleanup_without_a_bpf_file_system_removes_the_table() {
     with_lab(|lab| {
         let cleanup = || -> Result<String> {
             let mut command = cleanup_command(lab, lab.directory(), lab.directory())?;
-            // Programs cannot be looked at, which is no success.
+            // The programs cannot be looked at, so the cleanup fails.
             let output = command.output()?;
             ensure!(output.status.code() == Some(1), "{output:?}");
             let error = String::from_utf8_lossy(&output.stderr);

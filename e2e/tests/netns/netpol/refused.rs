@@ -76,7 +76,7 @@ fn pods_on_a_bridge_need_a_setting_of_the_kernel() {
     });
 }
 
-/// Whether a datagram to the link-local address of a pod arrives, which every pod has.
+/// Whether a datagram to a pod's link-local address arrives. Every pod has such an address.
 fn arrives_at_link_local(from: &Pod, to: &Pod) -> Result<bool> {
     let shown = [
         "-6", "-o", "address", "show", "dev", "eth0", "scope", "link",
@@ -159,7 +159,7 @@ fn a_dry_run_prints_the_difference_and_changes_nothing() {
         let elements = printed
             .lines()
             .filter(|line| line.starts_with("add element"));
-        // The pod is restricted in both families now, and reaches itself.
+        // The pod is restricted in both families, and reaches itself.
         ensure!(elements.count() == 4, "{printed}");
         ensure!(!printed.contains("delete"), "{printed}");
         Ok(())
@@ -190,7 +190,7 @@ fn pods_that_claim_the_address_of_another_take_no_policy_from_it() {
         ensure!(lab.netpol_table()? == before, "the table changed");
         reaches(&lab.a, &both(&lab.b, PORT), false)?;
 
-        // One of this node: both have to allow.
+        // The other pod is of this node: the policies of both pods have to allow.
         lab.write_pod("twin", &json!({"app": "twin"}), &lab.b)?;
         status_has(lab, &["by those of default/twin"])?;
         reaches(&lab.a, &both(&lab.b, PORT), false)?;

@@ -48,7 +48,7 @@ fn a_killed_process_changes_nothing_and_its_successor_writes_nothing() {
         let netpol = lab.start_netpol(&[])?;
         reaches(&lab.a, &both(&lab.b, PORT), false)?;
 
-        // A stop leaves it as well, unless it is asked to.
+        // A stop leaves the table as well, unless `--flush-on-exit` is set.
         ensure!(netpol.terminate(SOON)?.success(), "exit code");
         reaches(&lab.a, &both(&lab.b, PORT), false)?;
         let netpol = lab.start_netpol(&["--flush-on-exit"])?;
@@ -111,7 +111,7 @@ fn a_policy_that_is_too_large_is_set_aside_and_the_others_change() {
         status_has(lab, &["Ready            yes", problem, "40002 rules"])?;
         reaches(&lab.a, &both(&lab.b, PORT), false)?;
         reaches(&lab.b, &both(&lab.a, PORT), false)?;
-        // It exits with 1, because policy denies the connection.
+        // `why` exits with 1, because policy denies the connection.
         let why = lab.netpol(&["why", "default/b", "default/a", "--port", &PORT.to_string()]);
         let why = format!("{:#}", why.err().context("it is denied")?);
         ensure!(

@@ -25,7 +25,7 @@ fn a_policy_opens_what_it_allows_and_nothing_else() {
         reaches(&lab.a, &both(&lab.b, 8080), false)?;
         reaches(&lab.b, &both(&lab.a, 8080), true)?;
 
-        // The author takes it back; and a pod gets the label of another one.
+        // The policy allows nothing again. Then a pod gets the label of another pod.
         lab.write_network_policy("b", &json!({"podSelector": of("b"), "ingress": []}))?;
         reaches(&lab.a, &both(&lab.b, PORT), false)?;
         lab.write_network_policy(
@@ -122,7 +122,7 @@ fn a_pod_cannot_send_under_another_address() {
             }),
         )?;
         let netpol = lab.start_netpol(&["--log-drops"])?;
-        // No pod has the allowed address; a takes it.
+        // No pod has the allowed address, until pod a takes it.
         lab.a.netns.batch("address add 10.77.9.9/32 dev eth0")?;
         lab.node
             .batch(&format!("route add 10.77.9.9/32 dev {}", lab.a.host_side))?;

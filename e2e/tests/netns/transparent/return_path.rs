@@ -172,8 +172,8 @@ fn a_pod_that_forges_answers_has_no_more_effect_than_a_host_outside() {
             let port = *ports(lab, server)?.first().context("no socket")?;
             forged.push((server, at(server, 53), at(pod, port)));
         }
-        // Without policy it is like any host outside. A sender that does not guess the id has no
-        // effect.
+        // Without policy, pod b is like any host outside of the cluster. A sender that does not
+        // guess the id has no effect.
         for (server, from, to) in &forged {
             let before = unexpected()?;
             forge_datagram(&lab.b.netns, *from, *to)?;

@@ -14,7 +14,8 @@ use super::*;
 const POD: u32 = 41_001;
 const SERVER: u32 = 41_053;
 
-/// An agent with rules by which pods may query the lab's servers and pod b for `*.good.test`.
+/// Starts an agent with rules by which pods may query the lab's servers and pod b for
+/// `*.good.test`.
 fn start_agent(lab: &Lab, pods: &[&Pod]) -> Result<CiliumAgent> {
     lab.zone.set("www.good.test", &[web4(10)], 60);
     let servers = [DNS4, DNS6, lab.b.v4.into(), lab.b.v6.into()];
@@ -180,7 +181,7 @@ fn a_replica_that_takes_over_a_port_in_use_loses_no_answer() {
             Ok(())
         })?;
         let _two = start_proxy(lab, "two", TWO)?;
-        // The replica drains, but waits for that answer.
+        // The replica drains, but waits for the slow answer.
         one.signal(nix::sys::signal::Signal::SIGTERM)?;
         let begun = Instant::now();
         eventually("the other replica has the port's queries", LIMIT, || {
@@ -214,7 +215,7 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
             let bind = |_| UdpSocket::bind(at(lab.a.v4.into(), 0));
             (0..4000).map(bind).collect::<std::io::Result<_>>()
         })??;
-        // Each sends another question, because equal ones would be sent once.
+        // Each port sends another question, because the proxy would send equal questions only once.
         for (id, port) in (0..).zip(&ports) {
             let name = format!("n{id}.good.test");
             lab.zone.manner(&name, Answers::Lost);
@@ -224,7 +225,7 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
             ensure!(fallbacks(lab, "too_many_sockets")? > 0.0, "not yet");
             Ok(())
         })?;
-        // Its last queries may be in transit, some with the node's address.
+        // The pod's last queries may be in transit, some with the node's address.
         eventually("the pod's queries have arrived", LIMIT, || {
             lab.dns.take_askers();
             std::thread::sleep(Duration::from_millis(300));
@@ -240,7 +241,7 @@ fn a_pod_with_many_ports_takes_no_sockets_from_another() {
             seen.is_subset(&askers([c.v4.into(), lab.a.v4.into()])),
             "{seen:?}"
         );
-        // Its own queries continue, with the node's address.
+        // The pod's own queries continue, with the node's address.
         lab.a
             .ask(&Query::a("www.good.test", DNS4))?
             .expect(web4(10))?;

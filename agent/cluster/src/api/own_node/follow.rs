@@ -1,6 +1,7 @@
 //! Follows the labels of this Node.
 //!
-//! An event says only that the labels may have changed. What is copied is read with its own request.
+//! An event says only that the labels have possibly changed. The labels that the CiliumNode gets are read with
+//! another request.
 
 use std::hash::{BuildHasher as _, RandomState};
 

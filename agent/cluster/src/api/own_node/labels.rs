@@ -3,7 +3,7 @@
 //!
 //! An annotation of the CiliumNode lists the keys that were copied. So a label that vanished from the
 //! Node is removed, and a label that another program gave the CiliumNode stays. The annotation is
-//! there as soon as an agent has copied labels, also if the Node has none.
+//! there as soon as an agent has copied labels, even if the Node has none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,8 @@ use agent_core::{
 };
 use serde_json::{Map, Value};
 
-/// Most bytes of the keys of copied labels. All annotations of an object may have 256 KiB
-/// (`TotalAnnotationSizeLimitB` of Kubernetes), and others add theirs.
+/// Maximum size of the keys of copied labels together, in bytes. All annotations of an object may have
+/// 256 KiB (`TotalAnnotationSizeLimitB` of Kubernetes), and other programs add theirs.
 const KEYS_MAX: usize = 128 << 10;
 
 /// Labels of a Node.
@@ -51,8 +51,8 @@ pub(super) fn annotation(labels: &Labels) -> String {
     keys.join(",")
 }
 
-/// Gives the CiliumNode `object` the labels of its Node in the place of those that were copied
-/// before.
+/// Replaces the labels that were copied to the CiliumNode `object` before by the present labels of
+/// its Node.
 pub(super) fn copy(object: &mut Value, labels: &Labels) {
     let before = object["metadata"]["annotations"][COPIED_LABELS].as_str();
     let before: BTreeSet<String> = before

@@ -101,7 +101,7 @@ fn labels_of_the_node_are_copied_and_an_object_of_another_program_keeps_its_own(
     let all = json!({MANAGED_BY: US, "region": "east"});
     assert_eq!(copied["metadata"]["labels"], all);
     assert_eq!(merged(&copied, &wanted_now, Some(&labels)), None);
-    // The labels cannot be copied for now: those that were stay.
+    // The labels cannot be copied at present: labels that were copied earlier stay.
     assert_eq!(merged(&copied, &wanted_now, None), None);
     let none = merged(&copied, &wanted_now, Some(&Labels::new())).unwrap();
     assert_eq!(none["metadata"]["labels"], json!({MANAGED_BY: US}));

@@ -25,7 +25,7 @@ fn says_otherwise(valid: Option<&Value>) -> bool {
     valid.is_none_or(|valid| valid["status"] == "False" && valid["reason"] == REFUSED)
 }
 
-/// The patch of the status: `refusal` as message, or accepted if there is none. `now` is the time
+/// The patch of the status: `refusal` as its message; without a refusal, "accepted". `now` is the time
 /// of the change. `None` if the status needs no change.
 ///
 /// The patch names the version of the object, so that it fails if another writer was faster.

@@ -2,15 +2,15 @@
 
 use serde_json::{Value, json};
 
-/// Longest note that the API server accepts, bytes.
+/// Maximum bytes of a note that the API server accepts.
 pub(super) const NOTE_MAX: usize = 1024;
 /// Value of `reportingController` in every Event.
 const CONTROLLER: &str = "holdfast-agent";
-/// Longest name of a node in an Event, bytes.
+/// Maximum bytes of a node's name in an Event.
 const INSTANCE_MAX: usize = 128;
-/// Bytes of the object's name in the name of its Event.
+/// Maximum bytes of the object's name in the name of its Event.
 const NAME_MAX: usize = 200;
-/// The namespace of Events about objects without one.
+/// The namespace of Events about objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// The namespace of an object's Events.

@@ -14,7 +14,7 @@ const OURS: &str = "holdfast: ";
 /// The wording of OVN-Kubernetes, whose own manager computes `status.status` from these messages.
 const APPLIED: &str = "EgressFirewall Rules applied";
 const REFUSED: &str = "EgressFirewall Rules not correctly applied";
-/// Longest reason in the message, bytes; a longer one is cut.
+/// Maximum bytes of a reason in the message; a longer reason is cut.
 const REASON_MAX: usize = 1024;
 
 /// Whether the status changes if the rules are accepted.
@@ -27,7 +27,7 @@ pub(super) fn is_marked(status: Option<&Value>) -> bool {
     }
 }
 
-/// The patch of the status: `refusal` as message, or accepted if there is none. `None` if the status needs no change.
+/// The patch of the status: `refusal` as its message; without one, "accepted". `None` if the status needs no change.
 ///
 /// The patch names the version of the object, so that it fails if another writer was faster.
 pub(super) fn patch(object: &Value, refusal: Option<&str>) -> Option<Value> {

@@ -1,7 +1,7 @@
 //! Which condition or Event is written next, and when. No input or output.
 //!
 //! Each refusal is written once, and its Event again every [`REPEAT`]. Writes are spread over time,
-//! and a kind of writes that fails is tried again later and later.
+//! and a kind of writes that fails is tried again after longer and longer pauses.
 
 use std::{
     collections::BTreeMap,

@@ -1,8 +1,8 @@
-//! What EgressFirewalls select nodes by: blocks of their addresses, and labels of their objects.
+//! Selectors of nodes in EgressFirewalls: by blocks of addresses, and by labels of Node objects.
 //!
-//! Owns which blocks and which keys of labels are selected. It keeps one invariant: an address of
-//! a node has the label of the longest selected block that covers it, and those labels of its node
-//! whose keys are selected. Selectors of other policies select by neither kind of label.
+//! Owns the selected blocks and the selected keys of labels. It keeps one invariant: an address of
+//! a node has the label of the longest selected block that covers it, and the labels of its node
+//! whose keys are selected. Selectors of other policies use neither kind of label.
 
 use ipnet::IpNet;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl State {
-    /// A selector means nodes in this block.
+    /// Adds a selector of the nodes in this block.
     pub(in crate::core) fn ask_nodes_in(&mut self, block: IpNet) {
         let users = self.cluster.nodes.blocks.entry(block).or_default();
         *users += 1;
@@ -26,14 +26,14 @@ impl State {
         }
     }
 
-    /// A selector no longer means nodes in this block.
+    /// Removes a selector of the nodes in this block.
     pub(in crate::core) fn drop_nodes_in(&mut self, block: IpNet) {
         if release(&mut self.cluster.nodes.blocks, &block) {
             self.ipcache.unclaim(block, &Owner::NodesOfPolicy);
         }
     }
 
-    /// A selector asks for labels of nodes.
+    /// Adds a selector of nodes by their labels.
     pub(in crate::core) fn ask_node_labels(&mut self, selector: &LabelSelector) {
         let mut is_new = false;
         for key in keys(selector) {
@@ -46,7 +46,7 @@ impl State {
         }
     }
 
-    /// A selector no longer asks for labels of nodes.
+    /// Removes a selector of nodes by their labels.
     pub(in crate::core) fn drop_node_labels(&mut self, selector: &LabelSelector) {
         let mut is_last = false;
         for key in keys(selector) {

@@ -123,7 +123,8 @@ impl State {
         entry.labels = labels;
     }
 
-    /// Gives identities to selectors that came before prefixes could ask for their former numbers.
+    /// Gives identities to selectors that were added before the sync: until then prefixes could not
+    /// ask for their former numbers.
     pub(in crate::core) fn preallocate_early(&mut self) {
         for selector in self.policy.preallocated() {
             self.preallocate(&selector);

@@ -34,7 +34,7 @@ struct Difference {
     sets: Vec<(PolicyKey, PolicyValue, Option<PolicyValue>)>,
     /// Entries that a new table replaces.
     replaced: Vec<(PolicyKey, PolicyValue)>,
-    /// Entries that go at the end of the round.
+    /// Entries to remove at the end of the round.
     unsets: Vec<(PolicyKey, PolicyValue)>,
 }
 
@@ -168,7 +168,7 @@ impl State {
         }
     }
 
-    /// If a map has no room for its new entries: how many entries it would need.
+    /// How many entries a map would need, if it has no room for its new ones.
     fn lacks_room(&self, endpoint: &Endpoint, difference: &Difference) -> Option<usize> {
         let added = difference.added();
         let needed = endpoint.policy_entries() + added;

@@ -1,9 +1,9 @@
 //! When programs are attached.
 //!
-//! After a restart the programs of the earlier run are at most interfaces, and judge by the policy maps that this
-//! run writes. Replacing them takes the kernel some 16 ms for each endpoint. They are replaced one by one after the sync, so
-//! that mappings and policies do not wait for all of them. Where anything about an endpoint's attachment changed, or a
-//! program is missing, they are attached with the plan of the change.
+//! After a restart most interfaces still have the programs of the earlier run, which judge by the policy maps that
+//! this run writes. Replacing programs takes the kernel some 16 ms for each endpoint. They are replaced one by one
+//! after the sync, so that mappings and policies do not wait for all of them. Where anything about an endpoint's
+//! attachment changed, or a program is missing, new programs are attached with the plan of the change.
 
 use shared_maps::EndpointId;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl State {
-    /// Plans the programs of endpoints that nothing restricts yet, or that have other ones now.
+    /// Plans the programs of endpoints that have none yet, or whose attachment changed.
     pub(super) fn plan_attach(&mut self, plan: &mut Plan) {
         let lacking = self.endpoints.dirty();
         let lacking = lacking.filter(|endpoint| self.lacks_programs(endpoint));

@@ -15,7 +15,7 @@ use crate::core::{
 };
 
 impl State {
-    /// A step failed: the datapath still has the previous entry.
+    /// Undoes a failed step: the datapath still has the previous entry.
     pub(in crate::core) fn rollback(&mut self, plan: &mut Plan, undo: Undo) {
         let later = self.now.plus_secs(RETRY);
         match undo {

@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl State {
-    /// An endpoint learned something: its file is due.
+    /// An endpoint learned something: its file is to be written soon.
     pub(in crate::core) fn file_soon(&mut self, id: EndpointId) {
         let pairs = self
             .learned
@@ -57,7 +57,7 @@ impl State {
         }
     }
 
-    /// Endpoints whose files have other DNS rules, or are of an earlier run.
+    /// Endpoints whose files lack their current DNS rules, or are of an earlier run.
     pub(in crate::core) fn with_outdated_files(&self) -> Vec<EndpointId> {
         let stale = self.endpoints.iter().filter(|endpoint| {
             let subject = self.policy.subject(endpoint.identity);
@@ -89,7 +89,7 @@ impl State {
         }
     }
 
-    /// A write that the core did not wait for is done.
+    /// Notes that a write is done that the core did not wait for.
     pub(in crate::core) fn on_names_written(
         &mut self,
         plan: &mut Plan,
@@ -99,7 +99,7 @@ impl State {
         plan.make_durable(id, self.files.end_background(id, number));
     }
 
-    /// A write that the core did not wait for failed.
+    /// Notes that a write failed that the core did not wait for.
     pub(in crate::core) fn on_names_unwritten(
         &mut self,
         id: EndpointId,
@@ -216,7 +216,7 @@ impl State {
         zombies.collect()
     }
 
-    /// Where the servers of these rules are, as far as a file lists them.
+    /// Addresses of the servers of these rules, as many as a file lists.
     fn server_addresses(&mut self, rules: &EndpointRules) -> ServerAddresses {
         let all = rules.ports.iter().flat_map(|port| &port.rules);
         let ids: BTreeSet<IdentityId> = all

@@ -16,7 +16,7 @@
 //! label, come from policy and not from answers: they are never refused. The rest of a combination from
 //! which a name is removed is not refused either: it replaces one in use. Mappings of an address with
 //! only some of its labels count as not realised and get no lease. What has to wait is tried again when
-//! an identity of names has come or gone.
+//! an identity of names was added or removed.
 //!
 //! After a restart an address has what the ipcache says; identities that are in force there and
 //! those of single selectors count before anything has asked for them again. Where the
@@ -88,7 +88,7 @@ impl State {
         self.numbers.budget_mut().expect(awaited);
     }
 
-    /// A prefix has the labels of some of its names only.
+    /// Notes a prefix that has the labels of only some of its names.
     pub(in crate::core) fn note_limited(&mut self, prefix: IpNet) {
         self.ipcache.leave_unresolved(prefix);
         if self.numbers.budget_mut().limit(prefix) {
@@ -118,15 +118,15 @@ impl State {
         known.max_by_key(|known| known.as_slice().len()).cloned()
     }
 
-    /// Whether the label is that of a name which no firewall denies. Without the label of a denied name
-    /// a packet would pass.
+    /// Whether the label is of a name that no firewall denies. Without the label of a denied name a
+    /// packet would pass.
     fn may_be_left_out(&self, label: &Label) -> bool {
         let is_denied = label.source() == DNS_NAME && self.resolved.used().is_denied(label);
         is_name(&label) && !is_denied
     }
 
-    /// Looks again at prefixes that wait, some at a time, once an identity of names has come or
-    /// gone.
+    /// Looks again at prefixes that wait, some at a time, once an identity of names was added or
+    /// removed.
     pub(in crate::core) fn retry_limited(&mut self) {
         for prefix in self.numbers.budget_mut().take_retries() {
             self.ipcache.mark(prefix);

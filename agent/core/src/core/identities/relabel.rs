@@ -2,11 +2,11 @@
 //!
 //! A change of policy begins with three stages ([`crate::core::changes`]): labels of new selectors under
 //! the old rules, the rules, removal of labels that no policy uses any more. A policy that changed while
-//! the agent was down must go the same way, or an address whose identity changes meets the new policy of
-//! its old identity: open for a moment although neither policy lets it pass. The old rules are gone, but
-//! their verdicts are in the policy maps: an identity that no prefix has yet gets the entries of the
-//! identity that its addresses have, if they all have the same one. The end of the grace of restored
-//! labels is the third stage.
+//! the agent was down must go the same way: otherwise an address whose identity changes meets the new
+//! policy of its old identity, and is open for a moment although neither policy lets it pass. The old
+//! rules are gone, but their verdicts are in the policy maps: an identity that no prefix has yet gets
+//! the entries of the identity that its addresses have, if they all have the same one. The end of the
+//! grace of restored labels is the third stage.
 
 use std::{
     borrow::Cow,
@@ -62,8 +62,8 @@ impl State {
         }
     }
 
-    /// For each label set, the identity that is in force at its prefixes, whose entries it takes over.
-    /// `None` if its prefixes have different ones.
+    /// For each label set, the identity whose entries it takes over: the one that is in force at its
+    /// prefixes. `None` if its prefixes have different ones.
     fn takes_over(&self, moves: &[IpNet]) -> HashMap<LabelSet, Option<IdentityId>> {
         let mut found = HashMap::new();
         for prefix in moves.iter().copied() {
@@ -138,7 +138,7 @@ impl State {
 
     /// Gives identities that come into force the entries of the one they take over from. An identity
     /// that takes over from several gets the entries of the new policy, which each of its prefixes
-    /// meets with one write: what one of the former identities may do is not for the others. Returns
+    /// meets with one write: what one of the former identities may do, the others may not. Returns
     /// the identities whose entries would not fit: their prefixes move with the new policy.
     fn give_policy(
         &mut self,
@@ -224,7 +224,7 @@ impl State {
                 .flat_map(|entries| entries.iter())
                 .map(|(key, value)| (of_identity(key, wanted), *value))
                 .collect();
-            // Left by a run that was cut short, or by a selector without addresses.
+            // These are left of a run that was cut short, or of a selector without addresses.
             let gone = has.iter().filter(|(key, _)| !shall.contains_key(key));
             changes.extend(gone.map(|(key, old)| (endpoint.id, *key, None, Some(*old))));
             let mut added = 0;

@@ -1,8 +1,8 @@
 //! Which mappings of proxies the core accepts, and when.
 //!
-//! Owns the rate of each stream and the mappings that came before the sources were synced. No
-//! stream or endpoint takes more than its share, and nothing grows without a bound: mappings
-//! beyond [`MAX_EARLY`] are refused.
+//! Owns the rate of each stream and the mappings that arrived before the sources were synced. No
+//! stream or endpoint takes more than its share, and nothing grows without a bound: mappings beyond
+//! [`MAX_EARLY`] are refused.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::core::{
     state::State,
 };
 
-/// Mappings kept until the sources are synced.
+/// Maximum number of mappings that are kept until the sources are synced.
 const MAX_EARLY: usize = 100_000;
 
 /// See the module.
@@ -59,7 +59,7 @@ impl Intake {
         }
     }
 
-    /// Accepts the mappings that came before the sources were synced.
+    /// Accepts the mappings that arrived before the sources were synced.
     pub(in crate::core) fn admit_early(&mut self, state: &mut State, plan: &mut Plan) {
         self.early_shares.clear();
         for event in std::mem::take(&mut self.early) {
@@ -67,7 +67,7 @@ impl Intake {
         }
     }
 
-    /// A stream closed.
+    /// Forgets a stream that closed.
     pub(in crate::core) fn close(&mut self, stream: StreamId) {
         self.rates.remove(&stream);
     }

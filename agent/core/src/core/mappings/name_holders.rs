@@ -17,12 +17,12 @@ use crate::{
 /// Who takes an answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct Holders {
-    /// Whether the names of the node take it, which have the labels of `toFQDNs` rules.
+    /// Whether the node's names, which have the labels of `toFQDNs` rules, take the answer.
     names: bool,
     firewalls: Relevance,
 }
 
-/// A pair for the holders, besides the endpoint that got the answer.
+/// A pair (name, address) for other holders than the endpoint that got the answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct HeldPair<'a> {
     pub(in crate::core) name: &'a Fqdn,
@@ -64,8 +64,8 @@ impl State {
         }
     }
 
-    /// How much room holders have for an address. `None` if only the names of the node take it: their
-    /// room is that of the endpoint.
+    /// How much room holders have for an address. `None` if only the names of the node take it: they
+    /// share the endpoint's room.
     pub(in crate::core) fn holders_room(
         &self,
         holders: Holders,
@@ -81,7 +81,7 @@ impl State {
         self.resolve_name(pair.name, pair.address, pair.until, pair.lease_end)
     }
 
-    /// Conntrack found a connection to an address.
+    /// Notes a connection to an address that conntrack found.
     pub(in crate::core) fn mark_held_alive(&mut self, address: IpAddr, gc_start: BootTime) {
         self.resolved.pairs.mark_alive(address, gc_start);
     }
@@ -92,7 +92,7 @@ impl State {
         self.unlabel_resolved(gone);
     }
 
-    /// Removes pairs that ended and that no connection may use.
+    /// Removes ended pairs that no connection can use.
     pub(in crate::core) fn expire_held(&mut self) {
         let gone = self.resolved.pairs.expire(self.now);
         self.unlabel_resolved(gone);

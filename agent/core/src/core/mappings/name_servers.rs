@@ -33,14 +33,14 @@ impl State {
         self.resolved.trust(Arc::new(servers));
     }
 
-    /// Whether pods ask a trusted server at this address.
+    /// Whether a trusted DNS server answers pods at this address.
     pub(in crate::core) fn is_trusted(&self, server: SocketAddr) -> bool {
         let server = SocketAddr::new(server.ip().to_canonical(), server.port());
         self.resolved.trusted_servers().contains(&server)
     }
 
     /// Whether an answer may give its addresses the labels of `toFQDNs` rules. Counts and remembers an
-    /// answer that may not, or that may not with `--tofqdns-servers=trusted`.
+    /// answer that may not, or would not with `--tofqdns-servers=trusted`.
     pub(in crate::core) fn counts_for_names(&mut self, mapping: &Mapping) -> bool {
         if self.is_trusted(mapping.server) {
             return true;

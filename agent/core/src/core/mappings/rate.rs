@@ -31,7 +31,8 @@ impl MappingRate {
         }
     }
 
-    /// Whether `endpoint` may have so many addresses learned, at `rate` addresses per second.
+    /// Whether `endpoint` may have this many more addresses learned, at `rate` addresses per
+    /// second.
     pub(in crate::core) fn take(
         &mut self,
         endpoint: EndpointId,

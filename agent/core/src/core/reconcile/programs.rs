@@ -15,10 +15,10 @@ use crate::{
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Pause between two queries of a run.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Times in a row that programs are attached again for a fault that may last: another program
+/// How many times in a row programs are attached again for a fault that may last: another program
 /// that also takes the first place would otherwise exchange places with ours for ever.
 const REGAINS: u32 = 3;
-/// This long after the last of [`REGAINS`] times, the programs are attached once more.
+/// Time after the last of [`REGAINS`] attempts until the programs are attached once more.
 const TRUCE: Duration = Duration::from_secs(60);
 
 /// How far a run over the endpoints' programs is.
@@ -28,7 +28,7 @@ pub(in crate::core) struct ProgramsRun {
     due: BootTime,
     /// The endpoint that was queried last; `None` between two runs.
     after: Option<EndpointId>,
-    /// The query under way is one for programs.
+    /// Whether the query under way is for programs.
     under_way: bool,
     /// Endpoints whose programs were attached again for a fault that may last.
     contested: BTreeMap<EndpointId, Contest>,
@@ -66,7 +66,7 @@ impl ProgramsRun {
         self.under_way.then_some(MapQuery::Programs(batch))
     }
 
-    /// Whether the query under way was one for programs; it ends here.
+    /// Whether the query under way was for programs; the query ends here.
     pub(in crate::core) fn end_query(&mut self) -> bool {
         std::mem::take(&mut self.under_way)
     }
@@ -129,7 +129,7 @@ impl ProgramsRun {
         true
     }
 
-    /// The programs are the first again.
+    /// Ends a contest: the programs are the first again.
     fn end_contest(&self, state: &mut State, id: EndpointId) {
         if self
             .contested

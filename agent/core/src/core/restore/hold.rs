@@ -1,10 +1,10 @@
 //! Endpoints of the last run that a listing with gaps would open: they stay as they were.
 //!
 //! A policy document that is refused at the start, and of which no good version is known, may be
-//! the one that restricts an endpoint. Its policy map and its DNS rules stay those of the last
-//! run until the document is read or removed. Policies of other endpoints give addresses new
-//! identities meanwhile: for these the map gets the entries of the identity that the address had.
-//! Otherwise an address that a list or a deny of the refused document means would pass.
+//! the one that restricts an endpoint. The endpoint's policy map and DNS rules stay those of the
+//! last run until the document is read or removed. Policies of other endpoints give addresses new
+//! identities meanwhile: for each of these the map gets the entries of the address's former
+//! identity. Otherwise an address that a list or a deny of the refused document means would pass.
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl State {
-    /// The listing of policies has no gaps any more: endpoints follow it.
+    /// Lets endpoints follow the listing of policies, which has no gaps any more.
     pub(in crate::core) fn end_hold(&mut self) {
         self.restoration.hold_mut().uncertain = false;
         self.publish_names();
@@ -50,8 +50,9 @@ impl State {
         }
     }
 
-    /// Before addresses get other identities: kept endpoints' maps get the entries of those that the
-    /// addresses have. An endpoint whose map has no room for them is closed.
+    /// Before addresses get other identities: for each new identity, kept endpoints' maps get the
+    /// entries of the identity that the addresses have. An endpoint whose map has no room for them
+    /// is closed.
     pub(in crate::core) fn follow_moves(&mut self, plan: &mut Plan, prefixes: &[IpNet]) {
         let kept: Vec<EndpointId> = self.restoration.hold().held.keys().copied().collect();
         if kept.is_empty() {
@@ -106,8 +107,8 @@ impl State {
         }
     }
 
-    /// An identity is no longer in use. The next one with its number has other labels: entries
-    /// that kept endpoints' maps have for it go.
+    /// Removes the entries of an identity that is no longer in use from kept endpoints' maps: the
+    /// next identity with its number has other labels.
     pub(in crate::core) fn drop_kept_entries(&mut self, plan: &mut Plan, identity: IdentityId) {
         let kept: Vec<EndpointId> = self.restoration.hold().held.keys().copied().collect();
         for id in kept {

@@ -18,11 +18,11 @@ type Closed = BTreeMap<String, PolicyDocument>;
 /// The refused firewalls, and which of them the core has a document for.
 #[derive(Debug, Default)]
 pub(super) struct RefusedFirewalls {
-    /// Every refused firewall, also if a good version of it is in force.
+    /// Every refused firewall, even if a good version of it is in force.
     refused: Closed,
     /// Refused firewalls that the core has a document for.
     closed: Closed,
-    /// Every source was listed: a good version that is not known does not exist.
+    /// Whether every source was listed: a good version that is unknown then does not exist.
     is_listed: bool,
 }
 
@@ -42,24 +42,25 @@ impl RefusedFirewalls {
             .collect();
     }
 
-    /// The sources were listed.
+    /// Notes that the sources were listed.
     pub(super) fn set_listed(&mut self) {
         self.is_listed = true;
     }
 
-    /// A good version of this document is in force now.
+    /// Notes that a good version of this document is in force.
     pub(super) fn put(&mut self, key: &str) {
         self.closed.remove(key);
     }
 
-    /// The good version of this document is gone. Gives what takes its place, if the document is refused.
+    /// The good version of this document is gone. Returns its replacement, if the document is refused.
     pub(super) fn replace(&mut self, key: &str) -> Option<PolicyDocument> {
         let document = self.refused.get(key)?;
         self.closed.insert(key.to_owned(), document.clone());
         Some(document.clone())
     }
 
-    /// Closes for each refused firewall of which no good version is in force, and opens for the others.
+    /// Closes the namespace of each refused firewall without a good version in force. Opens the
+    /// namespaces of the others.
     pub(super) fn follow(&mut self, is_in_force: impl Fn(&str) -> bool) -> Difference {
         if !self.is_listed {
             return Difference::default();

@@ -1,9 +1,10 @@
 //! Which Service has an address.
 //!
-//! Several Services may have one address, and authors of Services write `externalIPs` freely. An
-//! address in the cluster counts before one of a load balancer, and that before an external one. Among
-//! equals, the address belongs to the Service that had it first. An address outside does not belong to
-//! a Service if it is that of a node, a pod or an API server ([`Metadata::identity`]), or of a DNS
+//! Several Services may have one address, and authors of Services write `externalIPs` freely. A
+//! Service that has it as an address in the cluster counts before one that has it at a load balancer,
+//! and that one before a Service that has it as an external address. Among equals, the address
+//! belongs to the Service that had it first. An address outside the cluster does not belong to a
+//! Service if it belongs to a node, a pod or an API server ([`Metadata::identity`]), or to a DNS
 //! server that policy names.
 //!
 //! [`Metadata::identity`]: crate::ipcache::metadata::Metadata::identity
@@ -42,7 +43,8 @@ impl State {
         }
     }
 
-    /// A document replaces another one: addresses of DNS servers in its rules belong to no Service.
+    /// Follows a document that replaces another one: addresses of DNS servers in its rules belong
+    /// to no Service.
     pub(crate) fn note_dns_servers(
         &mut self,
         old: Option<&PolicyDocument>,

@@ -8,7 +8,7 @@
 //!   slices may name a pod at any address.
 //!   Where pods of other nodes are not read (`--high-scale-prune`), no document is awaited: the
 //!   address counts at once.
-//! - A pod that went keeps its identity as a backend.
+//! - A removed pod keeps its identity as a backend.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -58,7 +58,7 @@ impl State {
     /// What is behind the address of a backend.
     fn behind_address(&mut self, backend: &BackendAt) -> Behind {
         if backend.address.is_unspecified() {
-            // It cannot be read: no rule selects it.
+            // The address cannot be read: no rule selects it.
             return Behind::Known(IdentityId::UNKNOWN);
         }
         let Some((prefix, metadata)) = self.ipcache.longest_claimed(backend.address) else {

@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Endpoints that a warning names.
+/// Maximum number of endpoints that a warning names.
 const NAMED: usize = 5;
 
 const DNS_PORT: u16 = 53;
@@ -141,7 +141,7 @@ impl State {
         found
     }
 
-    /// Services are there, and nothing says where pods can be.
+    /// A warning if there are Services, and nothing says where pods can be.
     fn without_pod_blocks(&self) -> Option<String> {
         let count = self.cluster.services.len();
         let mut documents = self.policy.repository().iter();
@@ -317,7 +317,7 @@ impl State {
         })
     }
 
-    /// Identity by which a backend is judged; `None` while it is left out.
+    /// Identity by which a backend is judged; `None` while the backend is left out.
     pub(crate) fn known_behind(&self, service: &str, backend: &BackendAt) -> Option<IdentityId> {
         match self.cluster.services.exception(service, backend.address) {
             Some(Exception::Unknown(since)) if since.plus_secs(SKEW) > self.now => None,
@@ -330,7 +330,7 @@ impl State {
         }
     }
 
-    /// A backend for people: its address, and its labels or its pod.
+    /// The text for a backend: its address, and its labels or its pod.
     pub(crate) fn described(
         &self,
         at: &ServiceAt,

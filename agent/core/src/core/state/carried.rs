@@ -13,6 +13,6 @@ pub(crate) type Carried = BTreeMap<IdentityId, CarriedIdentity>;
 #[derive(Debug)]
 pub(crate) struct CarriedIdentity {
     pub(crate) labels: LabelSet,
-    /// None while no number is free.
+    /// `None` while no number is free.
     pub(crate) identity: Option<IdentityId>,
 }

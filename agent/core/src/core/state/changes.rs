@@ -17,11 +17,11 @@ pub(crate) struct Changes {
     pub(crate) waiting: VecDeque<(String, Option<Arc<PolicyDocument>>)>,
     pub(crate) under_way: Option<Change>,
     pub(crate) files: Files,
-    /// Revision of the rules that proxies have meanwhile.
+    /// Revision of the rules that proxies keep until the changes are in force.
     pub(crate) before: Option<u64>,
-    /// Revision of the DNS rules that files get meanwhile, once these are rendered.
+    /// Revision of the DNS rules that files get meanwhile, once the rules are rendered.
     pub(crate) rendered: Option<u64>,
-    /// How the parts so far ended.
+    /// How the plans of all parts so far ended.
     pub(crate) result: PlanResult,
     /// Work done since the part began, in units.
     pub(crate) spent: usize,
@@ -46,10 +46,10 @@ pub(crate) struct Change {
 
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// So many selectors are registered.
+    /// How many selectors of the new document are registered, from the first one on.
     Labels(usize),
     Rules(PendingRollout),
-    /// So many selectors are unregistered.
+    /// How many selectors of the old document are unregistered, from the first one on.
     Leftovers(usize),
 }
 
@@ -57,9 +57,9 @@ pub(crate) enum Stage {
 #[derive(Debug)]
 pub(crate) struct PendingRollout {
     pub(crate) subjects: Vec<IdentityId>,
-    /// Endpoints of the subject that was rendered last.
+    /// Endpoints of the last rendered subject that still have the old entries.
     pub(crate) endpoints: Vec<EndpointId>,
-    /// Peer identities whose entries differ for that subject.
+    /// Peer identities whose entries differ for the last rendered subject.
     pub(crate) peers: Vec<IdentityId>,
     pub(crate) deferred: Removals,
 }

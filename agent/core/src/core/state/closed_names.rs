@@ -1,6 +1,6 @@
 //! What must not open: names that were cleaned, and addresses that no answer may label.
 //!
-//! Owns the cleanings with the mark that their file is behind, and the latest refused addresses. It
+//! Owns the cleanings, the mark that their file is out of date, and the latest refused addresses. It
 //! keeps two invariants: a cleaning is remembered for longer than any proxy keeps an answer, and
 //! the plan that closes something because of a cleaning also writes the cleaning to disk.
 
@@ -15,7 +15,7 @@ use crate::fqdn::{
     longest::MAX_TTL,
 };
 
-/// Cleanings remembered; the oldest are forgotten.
+/// Maximum number of cleanings that are remembered; the oldest are forgotten.
 const REMEMBERED: usize = 64;
 /// How long a cleaning of one endpoint is remembered beyond the longest TTL, seconds: after that no
 /// proxy sends what it saw before the cleaning.
@@ -46,7 +46,7 @@ impl Cleaned {
         self.endpoint().is_none_or(|only| only == endpoint) && self.is_of_name(name)
     }
 
-    /// Whether it cleans this name, of one endpoint at least.
+    /// Whether it cleans this name, of at least one endpoint.
     pub(crate) fn is_of_name(&self, name: &Fqdn) -> bool {
         let matcher = self.matcher.as_ref();
         matcher.is_none_or(|matcher| matcher.matches(name))
@@ -119,7 +119,7 @@ impl ClosedNames {
         since.any(|cleaned| cleaned.is_of_name(name))
     }
 
-    /// The file's text, if it is behind; it counts as written from now on.
+    /// The text of the file, if the file is out of date. It counts as written from now on.
     pub(crate) fn take_unsaved(&mut self, boot_id: &str) -> Option<String> {
         std::mem::take(&mut self.is_unsaved).then(|| {
             let cleanings = self.cleanings.iter().map(|cleaned| &cleaned.what);
@@ -127,12 +127,12 @@ impl ClosedNames {
         })
     }
 
-    /// The file could not be written.
+    /// Marks the file as out of date again: it could not be written.
     pub(crate) fn undo_save(&mut self) {
         self.is_unsaved = true;
     }
 
-    /// An answer had an address that gets no label.
+    /// Remembers an address of an answer that gets no label.
     pub(crate) fn note_refused(&mut self, name: &Fqdn, address: IpAddr) {
         self.refused.note(name, address);
     }

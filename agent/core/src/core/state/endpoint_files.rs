@@ -1,9 +1,9 @@
 //! The files of endpoints: what is on disk, what is due, and which results wait for it.
 //!
-//! Owns, for each endpoint, the state of its file and the mapping results that are not durable
-//! yet; for endpoints that went, whether a file is left. It keeps one invariant: a result is
-//! durable only after a write of the file that includes its names, and a write that fails leaves
-//! its results waiting for the next one.
+//! Owns, for each endpoint, the state of its file and the mapping results that are not durable yet;
+//! for removed endpoints, whether a file is left. It keeps one invariant: a result is durable only
+//! after a write of the file that includes its names, and a write that fails leaves its results
+//! waiting for the next one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,13 +15,13 @@ use shared_maps::EndpointId;
 
 use crate::core::event::{MappingResult, StreamId};
 
-/// Least time between two writes of an endpoint's file for names alone, seconds.
+/// Minimum time between two writes of an endpoint's file for names alone, in seconds.
 const MIN_INTERVAL: u64 = 5;
-/// That time grows by a second for each this many pairs, because each write has all pairs.
+/// Number of pairs that add one second to [`MIN_INTERVAL`], because each write has all pairs.
 const PAIRS_PER_SECOND: u64 = 1000;
 /// How long the first name since the last write waits for others, nanoseconds.
 const GATHER_TIME: u64 = 200_000_000;
-/// Most results that wait for one endpoint's file.
+/// Maximum number of results that wait for one endpoint's file.
 const MAX_UNDURABLE: usize = 65_536;
 
 /// Whether an endpoint has a file.
@@ -42,7 +42,7 @@ struct Background {
 #[derive(Debug, Default)]
 struct File {
     presence: Presence,
-    /// This run has planned no write of it yet.
+    /// Whether this run has planned no write of it yet.
     is_of_earlier_run: bool,
     /// DNS rules in the file; `None` if unknown.
     rules: Option<Arc<EndpointRules>>,
@@ -64,7 +64,7 @@ impl File {
 #[derive(Debug, Default)]
 pub(crate) struct EndpointFiles {
     files: BTreeMap<EndpointId, File>,
-    /// Files of endpoints that went.
+    /// Files of endpoints that were removed.
     left: BTreeSet<EndpointId>,
     due: BTreeSet<(BootTime, EndpointId)>,
     /// Number of the last background write.
@@ -72,12 +72,12 @@ pub(crate) struct EndpointFiles {
 }
 
 impl EndpointFiles {
-    /// An endpoint came; it has no file.
+    /// Adds an endpoint without a file.
     pub(crate) fn add(&mut self, id: EndpointId) {
         self.files.insert(id, File::default());
     }
 
-    /// An endpoint has a file of an earlier run, with these rules.
+    /// Adds an endpoint with a file of an earlier run that has these rules.
     pub(crate) fn find(&mut self, id: EndpointId, rules: Option<Arc<EndpointRules>>) {
         let file = self.files.entry(id).or_default();
         file.presence = Presence::Present;
@@ -85,29 +85,30 @@ impl EndpointFiles {
         file.rules = rules;
     }
 
-    /// An endpoint went: nothing waits for its file, which is left until it is removed.
+    /// Removes an endpoint: nothing waits for its file any more. The file is left until it is
+    /// removed.
     pub(crate) fn leave(&mut self, id: EndpointId) {
         if self.files.remove(&id).is_some_and(|file| file.exists()) {
             self.left.insert(id);
         }
     }
 
-    /// Whether the file of an endpoint that went is left.
+    /// Whether the file of a removed endpoint is left.
     pub(crate) fn is_left(&self, id: EndpointId) -> bool {
         self.left.contains(&id)
     }
 
-    /// The file of an endpoint that went is removed. Gives whether there was one.
+    /// Notes that the file of a removed endpoint is removed. Returns whether there was one.
     pub(crate) fn remove_left(&mut self, id: EndpointId) -> bool {
         self.left.remove(&id)
     }
 
-    /// The file of an endpoint that went could not be removed.
+    /// Notes that the file of a removed endpoint could not be removed.
     pub(crate) fn restore_left(&mut self, id: EndpointId) {
         self.left.insert(id);
     }
 
-    /// Whether an endpoint has a file, as far as planned.
+    /// Whether an endpoint has a file once all plans are carried out.
     pub(crate) fn exists(&self, id: EndpointId) -> bool {
         self.files.get(&id).is_some_and(File::exists)
     }
@@ -126,7 +127,7 @@ impl EndpointFiles {
         file.is_some_and(|file| file.exists() && file.rules.as_ref() == Some(rules))
     }
 
-    /// An endpoint's file is due at this time.
+    /// Notes that an endpoint's file is due at this time.
     pub(crate) fn mark_due(&mut self, id: EndpointId, at: BootTime) {
         if let Some(file) = self.files.get_mut(&id) {
             file.due = Some(at);
@@ -134,7 +135,7 @@ impl EndpointFiles {
         }
     }
 
-    /// An endpoint that has so many pairs learned something: its file is due soon.
+    /// Notes that an endpoint with this many pairs learned something: its file is due soon.
     pub(crate) fn mark_due_soon(&mut self, id: EndpointId, pairs: usize, now: BootTime) {
         if let Some(file) = self.files.get(&id)
             && file.due.is_none()
@@ -169,8 +170,8 @@ impl EndpointFiles {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A result that was given waits for the file of this endpoint: once that is written, it is given
-    /// again as durable.
+    /// Keeps a result that was sent until the file of this endpoint is written. Then it is sent again as
+    /// durable.
     pub(crate) fn await_write(&mut self, id: EndpointId, result: &MappingResult) {
         if let Some(file) = self.files.get_mut(&id)
             && file.undurable.len() < MAX_UNDURABLE
@@ -182,7 +183,7 @@ impl EndpointFiles {
         }
     }
 
-    /// A stream closed: its results have no receiver.
+    /// Drops the results of a stream that closed: they have no receiver.
     pub(crate) fn forget_stream(&mut self, stream: StreamId) {
         for file in self.files.values_mut() {
             let background = file.background.as_mut().map(|write| &mut write.results);
@@ -192,8 +193,8 @@ impl EndpointFiles {
         }
     }
 
-    /// A write is planned. Gives whether there was a file before, and the results that are
-    /// durable with it.
+    /// Notes a planned write. Returns whether there was a file before, and the results that the
+    /// write makes durable.
     pub(crate) fn write(
         &mut self,
         id: EndpointId,
@@ -215,8 +216,8 @@ impl EndpointFiles {
         (before, results)
     }
 
-    /// A planned write failed: what is on disk is unknown, except whether there is a file. It
-    /// is due again at `retry_at`.
+    /// Notes that a planned write failed: what is on disk is unknown, except whether there is a
+    /// file. It is due again at `retry_at`.
     pub(crate) fn undo_write(
         &mut self,
         id: EndpointId,
@@ -239,7 +240,7 @@ impl EndpointFiles {
             .is_some_and(|file| file.background.is_some())
     }
 
-    /// A write in the background is planned. Gives its number.
+    /// Notes a planned write in the background. Returns its number.
     pub(crate) fn begin_background(&mut self, id: EndpointId, now: BootTime) -> u64 {
         self.last_write += 1;
         if let Some(file) = self.files.get_mut(&id) {
@@ -254,8 +255,8 @@ impl EndpointFiles {
         self.last_write
     }
 
-    /// A write in the background is done. Gives the results that are durable; none if another write of
-    /// the file has replaced this one.
+    /// Notes that a write in the background is done. Returns the results that it made durable; no results
+    /// if another write of the file has replaced this one.
     pub(crate) fn end_background(&mut self, id: EndpointId, number: u64) -> Vec<MappingResult> {
         let Some(file) = self.files.get_mut(&id) else {
             return Vec::new();
@@ -268,7 +269,7 @@ impl EndpointFiles {
         write.results
     }
 
-    /// A write in the background failed. True if the file is therefore due again.
+    /// Notes that a write in the background failed. True if the file is therefore due again.
     pub(crate) fn fail_background(
         &mut self,
         id: EndpointId,
@@ -290,13 +291,13 @@ impl EndpointFiles {
         true
     }
 
-    /// Why background writes failed, of each file that was not written since.
+    /// Why the last background write failed, for each file that was not written since.
     pub(crate) fn failures(&self) -> impl Iterator<Item = &String> {
         self.files.values().filter_map(|file| file.failure.as_ref())
     }
 }
 
-/// The time at which a name that comes now has waited long enough for others.
+/// The time at which a name that is learned now has waited long enough for others.
 fn gathered(now: BootTime) -> BootTime {
     BootTime::from_nanos(now.nanos().saturating_add(GATHER_TIME))
 }

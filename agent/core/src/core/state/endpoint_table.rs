@@ -1,5 +1,5 @@
-//! Endpoints: those in the model, those that went and left something, and those that cannot be
-//! in force.
+//! Endpoints in the model, removed endpoints of which something is left, and endpoints that cannot
+//! be in force.
 //!
 //! Owns every endpoint with its number, the marks of endpoints that lack entries or programs, and
 //! the specifications that wait for an address or a number. It keeps two invariants: a number is
@@ -26,9 +26,9 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct EndpointTable {
     present: Endpoints,
-    /// Endpoints whose source removed them and of which something is left.
+    /// Endpoints that their source removed and of which something is left.
     leaving: BTreeMap<EndpointId, Endpoint>,
-    /// Policy maps and files without an endpoint.
+    /// Numbers without an endpoint under which a policy map is left.
     orphans: BTreeSet<EndpointId>,
     left: LeftBehind,
     dirty: BTreeSet<EndpointId>,
@@ -37,9 +37,9 @@ pub(crate) struct EndpointTable {
     former: BTreeSet<EndpointId>,
     /// Endpoints that cannot be in force now, and why, by key.
     waiting: BTreeMap<String, (EndpointSpec, String)>,
-    /// Keys of those that wait because no identity is free.
+    /// Keys of the endpoints that wait because no identity is free.
     without_identity: BTreeSet<String>,
-    /// How many entries policy maps of an earlier run take.
+    /// How many entries the policy maps of an earlier run have room for.
     map_sizes: BTreeMap<EndpointId, usize>,
 }
 
@@ -93,12 +93,12 @@ impl EndpointTable {
         self.present.remove(id)
     }
 
-    /// How many entries the policy map of an endpoint takes, `max` at most.
+    /// How many entries the policy map of an endpoint has room for; at most `max`.
     pub(crate) fn map_size(&self, id: EndpointId, max: usize) -> usize {
         self.map_sizes.get(&id).map_or(max, |size| max.min(*size))
     }
 
-    /// The endpoint gets a new policy map.
+    /// Forgets the size of an endpoint's policy map: the endpoint gets a new map.
     pub(crate) fn forget_map_size(&mut self, id: EndpointId) {
         self.map_sizes.remove(&id);
     }
@@ -106,12 +106,12 @@ impl EndpointTable {
 
 /// Endpoints that lack entries or programs.
 impl EndpointTable {
-    /// An endpoint lacks entries or programs.
+    /// Marks an endpoint that lacks entries or programs.
     pub(crate) fn mark(&mut self, id: EndpointId) {
         self.dirty.insert(id);
     }
 
-    /// Gives an endpoint to be changed, and marks it.
+    /// Marks an endpoint, and returns it to be changed.
     pub(crate) fn mark_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         let endpoint = self.present.get_mut(id)?;
         self.dirty.insert(id);
@@ -155,7 +155,7 @@ impl EndpointTable {
 
 /// Removed endpoints of which something may be left.
 impl EndpointTable {
-    /// An endpoint went; what the datapath has of it is left.
+    /// Keeps a removed endpoint, of which the datapath still has something.
     pub(crate) fn leave(&mut self, endpoint: Endpoint) {
         self.leaving.insert(endpoint.id, endpoint);
     }
@@ -168,7 +168,7 @@ impl EndpointTable {
         self.leaving.contains_key(&id)
     }
 
-    /// Endpoints that went and of which something is left.
+    /// Removed endpoints of which something is left.
     pub(crate) fn leaving_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
         self.leaving.values_mut()
     }
@@ -190,14 +190,14 @@ impl EndpointTable {
         }
     }
 
-    /// A policy map or programs without an endpoint are left under this number.
+    /// Notes that a policy map without an endpoint is left under this number.
     pub(crate) fn add_orphan(&mut self, id: EndpointId) {
         self.present.hold(id);
         self.orphans.insert(id);
     }
 
-    /// Programs of a number without an endpoint are attached to interfaces; these are the entries of
-    /// its policy map.
+    /// Notes programs of a number without an endpoint: the interfaces to which they are attached,
+    /// and the entries of the number's policy map.
     pub(crate) fn add_left(
         &mut self,
         id: EndpointId,
@@ -218,7 +218,7 @@ impl EndpointTable {
         &mut self.left
     }
 
-    /// A step failed that removed what is left under this number.
+    /// Notes that a step failed which was to remove what is left under this number.
     pub(crate) fn restore_orphan(&mut self, id: EndpointId) {
         self.orphans.insert(id);
     }
@@ -226,7 +226,7 @@ impl EndpointTable {
     /// Takes the numbers under which something without an endpoint is left.
     pub(crate) fn take_orphans(&mut self) -> BTreeSet<EndpointId> {
         let mut orphans = std::mem::take(&mut self.orphans);
-        // The map of a number that has programs goes with the programs.
+        // The policy map of a number that has programs is removed with the programs.
         orphans.retain(|id| self.present.get(*id).is_none() && !self.left.has(*id));
         orphans
     }
@@ -237,13 +237,13 @@ impl EndpointTable {
         self.present.free_number()
     }
 
-    /// A number is not used after all.
+    /// Frees a number that is not used after all.
     pub(crate) fn free(&mut self, id: EndpointId) {
         self.present.free(id);
     }
 
-    /// Frees the numbers of which nothing is left. `has_more` says whether the datapath has more
-    /// of an endpoint that went than its programs and its policy map.
+    /// Frees the numbers of removed endpoints of which nothing is left. `has_more` says whether the
+    /// datapath has anything of an endpoint besides its programs and its policy map.
     pub(crate) fn free_numbers(&mut self, has_more: impl Fn(EndpointId) -> bool) {
         self.leaving.retain(|id, endpoint| {
             endpoint.attached.is_some() || endpoint.policy_map.is_some() || has_more(*id)
@@ -261,12 +261,12 @@ impl EndpointTable {
 
 /// Endpoints that cannot be in force now.
 impl EndpointTable {
-    /// An endpoint cannot be in force now.
+    /// Notes an endpoint that cannot be in force now.
     pub(crate) fn wait(&mut self, spec: EndpointSpec, reason: String) {
         self.waiting.insert(spec.key.clone(), (spec, reason));
     }
 
-    /// An endpoint waits no longer. Gives the reason that it had.
+    /// Ends the wait of an endpoint. Returns the reason for the wait.
     pub(crate) fn end_wait(&mut self, key: &str) -> Option<String> {
         self.without_identity.remove(key);
         self.waiting.remove(key).map(|(_, reason)| reason)

@@ -13,11 +13,11 @@ pub(crate) const HELD: &str = "its policy of the last run stays in force: a poli
 /// The policy of the last run that is kept while the listing of policies has gaps.
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
-    /// The first listing of policies has gaps.
+    /// Whether the first listing of policies has gaps.
     pub(crate) uncertain: bool,
     /// DNS rules that files of the last run have; empty once the sources are synced.
     pub(crate) former: BTreeMap<EndpointId, Arc<EndpointRules>>,
-    /// Endpoints that keep what they had, with their DNS rules.
+    /// Endpoints that keep their former policy, with their DNS rules.
     pub(crate) held: BTreeMap<EndpointId, Arc<EndpointRules>>,
 }
 
@@ -30,7 +30,7 @@ impl Hold {
         }
     }
 
-    /// The first listing of policies has gaps.
+    /// Notes that the first listing of policies has gaps.
     pub(crate) fn begin(&mut self) {
         self.uncertain = true;
     }

@@ -1,7 +1,7 @@
 //! Which identities names have, and which addresses the circuit breaker limits.
 //!
 //! Owns the identities with a label of a name, the count of combinations among them, and the
-//! prefixes that got the labels of some of their names only. It keeps one invariant: a limited
+//! prefixes that got the labels of only some of their names. It keeps one invariant: a limited
 //! prefix is tried again after each change of the identities of names.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -11,7 +11,7 @@ use shared_maps::IdentityId;
 
 use crate::labels::{DNS_NAME, FQDN, Label, LabelSet};
 
-/// Prefixes of one retry. Each of them is compared with many identities of names.
+/// Maximum number of prefixes in one retry: each is compared with many identities of names.
 const RETRIED: usize = 512;
 
 /// The identities that have labels of names, and how many of them are combinations.
@@ -24,7 +24,7 @@ pub(crate) struct IdentityBudget {
     awaited: BTreeSet<LabelSet>,
     /// How often an identity was added or removed.
     changes: u64,
-    /// Prefixes that have the labels of some of their names only.
+    /// Prefixes that have the labels of only some of their names.
     limited: BTreeSet<IpNet>,
     /// Prefixes of `limited` that are still to be tried again.
     queue: VecDeque<IpNet>,
@@ -42,7 +42,7 @@ pub(crate) fn is_combination(labels: &LabelSet) -> bool {
 }
 
 impl IdentityBudget {
-    /// Counts an identity that was allocated. One without a label of a name is ignored.
+    /// Counts an identity that was allocated. An identity without a label of a name is ignored.
     pub(crate) fn add(&mut self, identity: IdentityId, labels: &LabelSet) {
         if !labels.iter().any(|label| is_name(&label)) {
             return;
@@ -62,12 +62,12 @@ impl IdentityBudget {
         }
     }
 
-    /// These label sets will have an identity once everything is resolved.
+    /// Notes label sets that will have an identity once everything is resolved.
     pub(crate) fn expect(&mut self, awaited: BTreeSet<LabelSet>) {
         self.awaited = awaited;
     }
 
-    /// Every prefix is resolved: no label set is awaited any more.
+    /// Ends the wait for these label sets, because every prefix is resolved.
     pub(crate) fn end_expecting(&mut self) {
         self.awaited.clear();
     }
@@ -102,12 +102,12 @@ impl IdentityBudget {
         self.limited.remove(&prefix);
     }
 
-    /// Whether a prefix has the labels of some of its names only.
+    /// Whether a prefix has the labels of only some of its names.
     pub(crate) fn is_limited(&self, prefix: IpNet) -> bool {
         self.limited.contains(&prefix)
     }
 
-    /// How many prefixes have the labels of some of their names only.
+    /// How many prefixes have the labels of only some of their names.
     pub(crate) fn limited(&self) -> usize {
         self.limited.len()
     }

@@ -37,9 +37,9 @@ pub(crate) struct Checkpoints {
 /// Who gives numbers to label sets of pods.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Givers {
-    /// The range of objects that are to be made, if any.
+    /// Range of the numbers for identity objects that are to be made; `None` = none are.
     pub(crate) objects: Option<IdentityRange>,
-    /// Other nodes accept the numbers of this one.
+    /// Whether other nodes accept the numbers of this one.
     pub(crate) shares: bool,
 }
 
@@ -52,15 +52,15 @@ pub(crate) struct IdentityNumbers {
     /// Objects that give numbers, and duplicates of them.
     objects: BTreeMap<IdentityId, CiliumIdentity>,
     shares: NamespaceShares,
-    /// Numbers of objects that are to be made, if any are.
+    /// Range of the numbers for identity objects that are to be made; `None` = none are.
     range: Option<IdentityRange>,
     local_is_due: bool,
     endpoint_checkpoint: EndpointCheckpoint,
     fresh: BTreeSet<IdentityId>,
-    /// What lacks an object may have changed.
+    /// Whether the label sets that lack an object may have changed.
     is_changed: bool,
-    /// Labels of the node's addresses that have more than the host's own: all of them are the
-    /// host identity's.
+    /// Labels of those node addresses that have more than the host's own labels. The host identity
+    /// has all of them.
     host_labels: BTreeMap<IpNet, LabelSet>,
     budget: IdentityBudget,
 }
@@ -102,8 +102,8 @@ impl IdentityNumbers {
         &mut self.budget
     }
 
-    /// Acquires the identity of labels of addresses outside, with this number if it is free.
-    /// None if no number is left.
+    /// Acquires the identity of labels of addresses outside the cluster, with this number if it is
+    /// free. `None` if no number is left.
     pub(crate) fn acquire_local(
         &mut self,
         labels: &LabelSet,
@@ -119,7 +119,7 @@ impl IdentityNumbers {
 
     /// Acquires the identity of a pod's labels, if there is one.
     pub(crate) fn ask_pod(&mut self, labels: &LabelSet, now: BootTime) -> Asked {
-        // Pods of other nodes that change between label sets with objects change nothing: there are many.
+        // The many changes of other nodes' pods between label sets with objects do not matter here.
         self.is_changed |= self.endpoints.lacks(labels) || self.endpoints.next_deadline().is_some();
         let asked = self.endpoints.ask(labels, now);
         if let Asked::Have(acquired) = asked
@@ -131,7 +131,7 @@ impl IdentityNumbers {
         asked
     }
 
-    /// The cluster has this object for the number, or none any more.
+    /// Notes the cluster's object for a number; `None` if there is none any more.
     pub(crate) fn learn(&mut self, id: IdentityId, object: Option<&CiliumIdentity>, now: BootTime) {
         self.is_changed = true;
         let before = match object {
@@ -148,12 +148,12 @@ impl IdentityNumbers {
         self.endpoints.learn(id, object, now);
     }
 
-    /// What an earlier run left has its numbers.
+    /// Notes that everything an earlier run left has its numbers.
     pub(crate) fn begin(&mut self) {
         self.endpoints.begin();
     }
 
-    /// Every object is listed: other nodes accept the numbers of this one from now on.
+    /// Notes that every object is listed: from now on other nodes accept the numbers of this one.
     pub(crate) fn share(&mut self) {
         self.is_changed = true;
         self.endpoints.share();
@@ -164,13 +164,13 @@ impl IdentityNumbers {
         self.objects.get(&id)
     }
 
-    /// The API server answered that a label set has this number.
+    /// Notes the API server's answer that a label set has this number.
     pub(crate) fn give(&mut self, given: &GivenNumber, now: BootTime) {
         self.is_changed = true;
         self.endpoints.given(&given.labels, given.id, now);
     }
 
-    /// Objects of these numbers were deleted before this agent could see it.
+    /// Notes that objects of these numbers were deleted before this agent could see it.
     pub(crate) fn rest(&mut self, ids: &[IdentityId], now: BootTime) {
         self.is_changed = true;
         self.endpoints.rested(ids, now);
@@ -189,13 +189,13 @@ impl IdentityNumbers {
         self.endpoints.next_deadline()
     }
 
-    /// Whether what lacks an object may have changed since the last call.
+    /// Whether the label sets that lack an object may have changed since the last call.
     pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }
 
-    /// The object that is to be made for these labels; none if they need none. `is_of_pod`: a Pod document of this
-    /// node has them.
+    /// The object that is to be made for these labels; `None` if they need none. `is_of_pod` says whether a Pod
+    /// document of this node has them.
     pub(crate) fn wanted(
         &self,
         labels: &LabelSet,
@@ -216,12 +216,13 @@ impl IdentityNumbers {
         })
     }
 
-    /// How many label sets of pods have a number of the cluster; none if no objects are to be made.
+    /// How many label sets of pods have a number of the cluster; `None` if no objects are to be
+    /// made.
     pub(crate) fn cluster_counts(&self) -> Option<ClusterCounts> {
         self.endpoints.counts()
     }
 
-    /// Where a number comes from, and since when, seconds since 1970.
+    /// Where a number comes from, and when its object was made, in seconds since 1970.
     pub(crate) fn origin(&self, id: IdentityId) -> (NumberSource, Option<u64>) {
         let object = self.objects.get(&id);
         let object = object.filter(|object| !object.is_duplicate);
@@ -233,18 +234,18 @@ impl IdentityNumbers {
         self.objects.values()
     }
 
-    /// Takes the label sets of pods whose number came or changed.
+    /// Takes the label sets of pods whose number is new or changed.
     pub(crate) fn take_renumbered(&mut self) -> BTreeSet<LabelSet> {
         self.endpoints.renumbered()
     }
 
-    /// Has another giver of numbers in the place of the usual one.
+    /// Replaces the usual giver of numbers.
     #[cfg(test)]
     pub(crate) fn with_pods(&mut self, pods: Box<dyn PodIdentities>) {
         self.endpoints = pods;
     }
 
-    /// Releases an identity of addresses outside. True if nothing else holds it.
+    /// Releases an identity of addresses outside the cluster. True if nothing else holds it.
     pub(crate) fn release_local(&mut self, id: IdentityId) -> bool {
         self.local.release(id)
     }
@@ -262,7 +263,7 @@ impl IdentityNumbers {
         idle
     }
 
-    /// Takes a number up again that was swept. True if it was free.
+    /// Takes back a number that was swept. True if it was free.
     pub(crate) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
         if id.is_endpoint() {
             self.endpoint_checkpoint.add(id, &labels);
@@ -290,18 +291,18 @@ impl IdentityNumbers {
         due
     }
 
-    /// A checkpoint failed: both are due again.
+    /// Notes that a checkpoint failed: both are due again.
     pub(crate) fn undo_checkpoint(&mut self) {
         self.local_is_due = true;
         self.endpoint_checkpoint.undo();
     }
 
-    /// These are not on disk after all.
+    /// Notes identities that are not on disk after all.
     pub(crate) fn mark_fresh(&mut self, unsaved: BTreeSet<IdentityId>) {
         self.fresh.extend(unsaved);
     }
 
-    /// Labels of an allocated identity of addresses outside.
+    /// Labels of an allocated identity of addresses outside the cluster.
     pub(crate) fn local_labels(&self, id: IdentityId) -> Option<&LabelSet> {
         self.local.labels(id)
     }
@@ -328,13 +329,13 @@ impl IdentityNumbers {
         all
     }
 
-    /// Allocated identities of addresses outside, each with its labels and the number of its
-    /// holders.
+    /// Allocated identities of addresses outside the cluster, each with its labels and the number
+    /// of its holders.
     pub(crate) fn allocated_local(&self) -> Vec<(IdentityId, LabelSet, usize)> {
         self.local.allocated()
     }
 
-    /// How many identities of addresses outside are allocated.
+    /// How many identities of addresses outside the cluster are allocated.
     pub(crate) fn local_len(&self) -> usize {
         self.local.len()
     }
@@ -344,8 +345,8 @@ impl IdentityNumbers {
         self.endpoints.len()
     }
 
-    /// Sets the labels of one of the node's addresses. Gives those of the host identity if they
-    /// changed with it.
+    /// Sets the labels of one of the node's addresses. Returns the labels of the host identity if
+    /// they changed with it.
     pub(crate) fn set_host_labels(
         &mut self,
         prefix: IpNet,

@@ -53,8 +53,8 @@ impl Leases {
         *last = until.max(*last);
     }
 
-    /// A stream closed. Its proxy may not have noticed, and may still answer under the leases it
-    /// has: they are honoured, whether their revocation is under way or comes later.
+    /// Notes that a stream closed. Its proxy may not have noticed, and may still answer under the
+    /// leases it has: they are honoured, whether their revocation is under way or comes later.
     pub(crate) fn close(&mut self, stream: StreamId, now: BootTime) {
         self.open.remove(&stream);
         self.departed.retain(|_, until| *until > now);
@@ -72,7 +72,8 @@ impl Leases {
         }
     }
 
-    /// The process that holds the leases of these streams has ended, and with it the leases.
+    /// Notes that the process that holds the leases of these streams has ended, and with it the
+    /// leases.
     pub(crate) fn end_holder(&mut self, streams: &[StreamId], now: BootTime) {
         for stream in streams {
             if self.open.contains(stream) {
@@ -85,7 +86,7 @@ impl Leases {
         }
     }
 
-    /// Proxies dropped the leases of revocations.
+    /// Notes that proxies dropped the leases of revocations.
     pub(crate) fn acknowledge(&mut self, acks: &[RevokeAck]) {
         for ack in acks {
             self.revocations.acked(ack.stream, ack.id);

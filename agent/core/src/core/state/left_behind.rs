@@ -22,7 +22,7 @@ pub(crate) struct Left {
 pub(crate) struct LeftBehind(pub(crate) BTreeMap<EndpointId, Left>);
 
 impl LeftBehind {
-    /// Programs are attached to these interfaces.
+    /// Adds programs that are attached to these interfaces.
     pub(crate) fn add(
         &mut self,
         id: EndpointId,
@@ -36,7 +36,7 @@ impl LeftBehind {
         self.0.insert(id, left);
     }
 
-    /// An entry could not be removed.
+    /// Keeps an entry that could not be removed.
     pub(crate) fn keep(&mut self, id: EndpointId, key: PolicyKey, value: PolicyValue) {
         if let Some(left) = self.0.get_mut(&id) {
             left.entries.push((key, value));
@@ -48,7 +48,7 @@ impl LeftBehind {
         self.0.contains_key(&id)
     }
 
-    /// Each number with its interfaces.
+    /// Each number, with each of its interfaces.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (EndpointId, u32)> {
         let all = self.0.iter();
         all.flat_map(|(id, left)| left.interfaces.iter().map(|interface| (*id, *interface)))
@@ -58,7 +58,7 @@ impl LeftBehind {
         self.0.iter().map(|(id, left)| (*id, &left.interfaces))
     }
 
-    /// Takes the entries of a policy map, in the order in which they go.
+    /// Takes the entries of a policy map, in the order in which they are to be removed.
     pub(crate) fn take_entries(&mut self, id: EndpointId) -> Vec<(PolicyKey, PolicyValue)> {
         let left = self.0.get_mut(&id);
         let mut entries = left.map_or_else(Vec::new, |left| std::mem::take(&mut left.entries));

@@ -1,4 +1,4 @@
-//! Who is where, for proxies that cannot read the maps.
+//! Where endpoints are, for proxies that cannot read the maps.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -14,14 +14,14 @@ pub struct Directory {
     pub locations: Vec<EndpointLocation>,
     /// Allocated identities by number, reserved ones left out.
     pub identities: Vec<IdentityId>,
-    /// Endpoints, ports and transports for which files of the run before had rules: a proxy
-    /// may have them still.
+    /// Endpoints, ports and transports for which files of the earlier run had rules: a proxy may
+    /// still have them.
     pub former: BTreeSet<RuleKey>,
     /// Prefixes with the identity in the datapath, or the intended one if there is none.
     pub prefixes: Vec<(IpNet, IdentityId)>,
 }
 
-/// What a proxy knows rules by: endpoint, port of its servers, transport.
+/// The key by which a proxy knows rules: endpoint, port of the servers, transport.
 pub type RuleKey = (EndpointId, u16, Transport);
 
 /// The addresses and the interface of one endpoint.

@@ -1,6 +1,6 @@
 //! `cilium_lxc`: which address belongs to which endpoint, or to the node.
 //!
-//! Owns the entries that there shall be, those that the datapath has as far as planned, and the
+//! Owns the intended entries, the entries that the datapath has once all plans are applied, and the
 //! addresses of the node. It keeps two invariants: every address at which the two tables differ is
 //! marked, and an address of the node is never an endpoint's.
 
@@ -84,7 +84,7 @@ impl LxcTable {
         change
     }
 
-    /// An endpoint has this address, unless it is the node's.
+    /// Gives an endpoint this address, unless it is the node's.
     pub(crate) fn claim(&mut self, address: IpAddr, value: LxcValue) {
         if !self.is_node_address(address) {
             self.wanted.insert(lxc_key(address), value);
@@ -92,7 +92,7 @@ impl LxcTable {
         }
     }
 
-    /// An endpoint no longer has this address.
+    /// Takes this address from an endpoint.
     pub(crate) fn unclaim(&mut self, address: IpAddr) {
         if !self.is_node_address(address) {
             self.wanted.remove(&lxc_key(address));
@@ -100,7 +100,7 @@ impl LxcTable {
         }
     }
 
-    /// Plans the entries that there shall be, of addresses that are ready. The others stay marked.
+    /// Plans the writes of intended entries whose addresses are ready. The others stay marked.
     pub(crate) fn plan_sets(&mut self, is_ready: impl Fn(IpAddr) -> bool) -> Vec<LxcChange> {
         let mut changes = Vec::new();
         let (wanted, planned) = (&self.wanted, &mut self.planned);
@@ -120,7 +120,7 @@ impl LxcTable {
         changes
     }
 
-    /// Plans the removal of entries that there shall not be. Gives them as they were.
+    /// Plans the removal of entries that are not intended. Returns them as they were.
     pub(crate) fn plan_removals(&mut self) -> Vec<(LxcKey, LxcValue)> {
         let mut removed = Vec::new();
         let (wanted, planned) = (&self.wanted, &mut self.planned);
@@ -156,7 +156,7 @@ impl LxcTable {
         self.planned.remove(key);
     }
 
-    /// A step failed: the datapath still has `before`.
+    /// Undoes a failed step: the datapath still has `before`.
     pub(crate) fn rollback(&mut self, key: LxcKey, before: Option<LxcValue>) {
         match before {
             Some(value) => self.planned.insert(key, value),
@@ -165,7 +165,7 @@ impl LxcTable {
         self.dirty.extend(lxc_address(&key));
     }
 
-    /// The datapath turned out to have `value`. True if that is not what was planned.
+    /// Notes that the datapath turned out to have `value`. True if something else was planned.
     pub(crate) fn correct(&mut self, key: &LxcKey, value: Option<&LxcValue>) -> bool {
         if lxc_address(key).is_none() || self.planned.get(key) == value {
             return false;

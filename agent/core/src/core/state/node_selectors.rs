@@ -1,4 +1,4 @@
-//! Selectors that mean nodes, and which nodes they select.
+//! Selectors of nodes: the blocks and the keys of labels that they use.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -8,16 +8,17 @@ use std::{
 use dns_policy::name::Fqdn;
 use shared_maps::EndpointId;
 
-/// Answers that are remembered; the oldest are forgotten.
+/// Maximum number of answers that are remembered; the oldest are forgotten.
 const REMEMBERED: usize = 256;
 
-/// How many of them may be of one server: a server that answers many names hides no other one.
+/// Maximum number of remembered answers of one server, so that a server that answers many names
+/// hides no other server.
 const OF_ONE_SERVER: usize = 16;
 
-/// Addresses of one answer that are remembered.
+/// Maximum number of addresses of one answer that are remembered.
 pub(crate) const ADDRESSES: usize = 16;
 
-/// Most servers that a warning names.
+/// Maximum number of servers that a warning names.
 pub(crate) const NAMED: usize = 10;
 
 /// An answer for a name that `toFQDNs` selects, of a server that does not count.

@@ -16,7 +16,7 @@ pub(crate) struct Pods {
     pub(crate) known: BTreeMap<Arc<str>, KnownPod>,
     /// Pods with addresses and without an identity: no number was free.
     pub(crate) without_identity: BTreeSet<Arc<str>>,
-    /// What the author of the cluster's documents should know.
+    /// Warnings for the authors of the cluster's documents.
     warnings: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Pods {
         self.warnings = warnings;
     }
 
-    /// What the author of the cluster's documents should know.
+    /// Warnings for the authors of the cluster's documents.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }

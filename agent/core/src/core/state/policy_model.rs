@@ -72,7 +72,7 @@ pub(crate) struct PolicyModel {
     name_selectors: NameSelectors,
     /// Identities held for FQDN selectors.
     preallocated: BTreeMap<NameRule, Vec<IdentityId>>,
-    /// How often selectors ask for a block's label.
+    /// How many selectors ask for the label of each block.
     blocks: BTreeMap<IpNet, usize>,
     subjects: BTreeMap<IdentityId, Subject>,
     services: ServiceTable,
@@ -140,13 +140,13 @@ impl PolicyModel {
         self.selectors.labels(identity)
     }
 
-    /// A rule uses a selector. True if no other rule does.
+    /// Notes that a rule uses a selector. True if no other rule does.
     pub(crate) fn register(&mut self, selector: &Selector) -> bool {
         let (_, is_new) = self.selectors.register(selector);
         is_new
     }
 
-    /// A rule no longer uses a selector. True if no rule does any more.
+    /// Notes that a rule no longer uses a selector. True if no rule does any more.
     pub(crate) fn unregister(&mut self, selector: &Selector) -> bool {
         self.selectors.unregister(selector)
     }
@@ -161,33 +161,33 @@ impl PolicyModel {
         self.name_selectors.len()
     }
 
-    /// Names get the label of this selector.
+    /// Has names get the label of this selector.
     pub(crate) fn add_name_selector(&mut self, selector: &NameRule) {
         self.name_selectors.add(selector);
     }
 
-    /// Names no longer get the label of this selector. Gives the identities held for it.
+    /// Has names no longer get the label of this selector. Returns the identities held for it.
     pub(crate) fn remove_name_selector(&mut self, selector: &NameRule) -> Vec<IdentityId> {
         self.name_selectors.remove(selector);
         self.preallocated.remove(selector).unwrap_or_default()
     }
 
-    /// These identities are held for a selector.
+    /// Notes the identities that are held for a selector.
     pub(crate) fn preallocate(&mut self, selector: NameRule, held: Vec<IdentityId>) {
         self.preallocated.insert(selector, held);
     }
 
-    /// Selectors for which identities are held, or shall be.
+    /// Selectors for which identities are held, or are to be held.
     pub(crate) fn preallocated(&self) -> Vec<NameRule> {
         self.preallocated.keys().cloned().collect()
     }
 
-    /// A selector asks for a block's label.
+    /// Notes that a selector asks for a block's label.
     pub(crate) fn ask_block(&mut self, prefix: IpNet) {
         *self.blocks.entry(prefix).or_default() += 1;
     }
 
-    /// A selector no longer asks for a block's label. True if no selector does any more.
+    /// Notes that a selector no longer asks for a block's label. True if no selector does any more.
     pub(crate) fn drop_block(&mut self, prefix: IpNet) -> bool {
         release(&mut self.blocks, &prefix)
     }
@@ -199,7 +199,7 @@ impl PolicyModel {
         self.subjects.get(&identity)
     }
 
-    /// How many entries ordered lists decide.
+    /// How many entries policy maps need because of ordered lists.
     pub(crate) fn tier_entries(&self) -> usize {
         let lists = self.subjects.values().filter(|subject| subject.has_tier());
         let entries = lists.map(|subject| {
@@ -218,7 +218,7 @@ impl PolicyModel {
         self.subjects.iter().map(|(id, subject)| (*id, subject))
     }
 
-    /// An endpoint has this identity now. The policy of a new subject is computed.
+    /// Notes that an endpoint has this identity. The policy of a new subject is computed.
     pub(crate) fn join(
         &mut self,
         identity: IdentityId,
@@ -235,7 +235,7 @@ impl PolicyModel {
         }
     }
 
-    /// An endpoint no longer has this identity.
+    /// Notes that an endpoint no longer has this identity.
     pub(crate) fn leave(&mut self, identity: IdentityId, endpoint: EndpointId) {
         if let Some(subject) = self.subjects.get_mut(&identity) {
             subject.endpoints.remove(&endpoint);
@@ -264,8 +264,8 @@ impl PolicyModel {
         subject
     }
 
-    /// A document that is about a subject changed. Gives the identities whose entries its
-    /// endpoints' maps have to follow.
+    /// Follows the change of a document that is about a subject. Returns the identities whose
+    /// entries the maps of its endpoints have to follow.
     pub(crate) fn change_subject(
         &mut self,
         identity: IdentityId,
@@ -315,19 +315,20 @@ impl PolicyModel {
         changed
     }
 
-    /// An identity came into use. Gives the endpoints whose maps have to follow.
+    /// Adds an identity that came into use. Returns the endpoints whose maps have to follow.
     pub(crate) fn add_identity(&mut self, identity: IdentityId, labels: LabelSet) -> Touched {
         let selectors = self.selectors.add_identity(identity, labels);
         self.reselect(&selectors, identity)
     }
 
-    /// An identity is no longer in use. Gives the endpoints whose maps have to follow.
+    /// Removes an identity that is no longer in use. Returns the endpoints whose maps have to
+    /// follow.
     pub(crate) fn remove_identity(&mut self, identity: IdentityId) -> Touched {
         let selectors = self.selectors.remove_identity(identity);
         self.reselect(&selectors, identity)
     }
 
-    /// Selections of these selectors changed by one identity.
+    /// Follows selectors whose selection changed by one identity.
     fn reselect(&mut self, selectors: &[SelectorId], peer: IdentityId) -> Touched {
         let mut touched = Touched::new(peer);
         let using = |subject: &&mut Subject| {
@@ -389,8 +390,8 @@ impl PolicyModel {
             .collect()
     }
 
-    /// Puts a Service in the place of its former version; `None` removes it. Gives the endpoints whose
-    /// maps have to follow.
+    /// Replaces a Service by a new version; `None` removes it. Returns the endpoints whose maps have to
+    /// follow.
     pub(crate) fn put_service(&mut self, id: IdentityId, service: Option<Service>) -> Touched {
         let mut touched = Touched::new(id);
         if !self.services.put(id, service) {
@@ -423,5 +424,5 @@ impl PolicyModel {
     }
 }
 
-/// How many other subjects a subject is compared with: further comparisons cost more than they save.
+/// With how many other subjects a subject is compared: further comparisons cost more than they save.
 const COMPARED: usize = 16;

@@ -1,7 +1,7 @@
 //! The revision of the policy, and which DNS rules proxies have.
 //!
 //! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies were
-//! last given (the published ones), and the marks that say which of the two are behind. It keeps one
+//! last given (the published ones), and the marks that say what of these is out of date. It keeps one
 //! invariant: proxies never have a rule that the agent does not judge by, and they get no rule before
 //! the datapath has the policy that the rule depends on.
 
@@ -16,8 +16,8 @@ use shared_maps::EndpointId;
 
 use crate::core::event::{Effect, RulesUpdate};
 
-/// Plans in a row that may fail before rules are published all the same: a full map is a
-/// normal condition and must not keep restrictions from the proxies for ever.
+/// After this many failed plans in a row, rules are published all the same: a full map is a normal
+/// condition and must not keep restrictions from the proxies for ever.
 const MAX_FAILED_PLANS: u32 = 3;
 
 /// DNS rules by endpoint; endpoints without any are left out.
@@ -42,11 +42,11 @@ pub(crate) struct Publication {
     /// `None` before the first publication.
     published: Option<Rules>,
     published_revision: u64,
-    /// Subjects or their endpoints changed since rules were last checked.
+    /// Whether subjects or their endpoints changed since rules were last checked.
     is_stale: bool,
-    /// The checked rules changed since files were last compared with them.
+    /// Whether the checked rules changed since files were last compared with them.
     files_are_stale: bool,
-    /// The checked rules changed since rules were last published.
+    /// Whether the checked rules changed since rules were last published.
     is_unpublished: bool,
     failed_plans: u32,
 }
@@ -83,12 +83,12 @@ impl Publication {
         self.revision += 1;
     }
 
-    /// The first revision is 1, also of a node without policies.
+    /// Begins revision 1, the first one even of a node without policies.
     pub(crate) fn begin_first_revision(&mut self) {
         self.revision = self.revision.max(1);
     }
 
-    /// Subjects or their endpoints changed: the rules have to be checked.
+    /// Notes that subjects or their endpoints changed: the rules have to be checked.
     pub(crate) fn mark_stale(&mut self) {
         self.is_stale = true;
     }
@@ -108,7 +108,7 @@ impl Publication {
         matches!(self.checker.load().check(question), Verdict::Allow)
     }
 
-    /// Has the agent judge by these rules; a difference makes a new revision.
+    /// The agent judges by these rules from now on. If they differ from the former ones, a revision begins.
     pub(crate) fn check(&mut self, current: Rules) {
         let (changed, removed) = difference(&self.checked, &current);
         if !changed.is_empty() || !removed.is_empty() {

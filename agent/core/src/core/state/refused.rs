@@ -7,7 +7,7 @@ use std::{
 
 use dns_policy::name::Fqdn;
 
-/// Pairs remembered; the oldest are forgotten.
+/// Maximum number of pairs that are remembered; the oldest are forgotten.
 const REMEMBERED: usize = 1024;
 
 /// The latest pairs (name, address) that were refused.

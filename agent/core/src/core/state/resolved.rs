@@ -29,11 +29,11 @@ const MAX_UNTRUSTED: usize = 64;
 #[derive(Debug)]
 pub(crate) struct ResolvedNames {
     pub(crate) used: FirewallNames,
-    /// Selectors that came or went since addresses were labelled.
+    /// Selectors that were added or removed since addresses were labelled.
     pub(crate) changed: Vec<DnsNameSelector>,
     pub(crate) pairs: ResolvedPairs,
     pub(crate) objects: BTreeMap<String, Object>,
-    /// Objects beyond [`MAX_OBJECTS`], which are not read; at most as many again.
+    /// Objects beyond [`MAX_OBJECTS`], which are not read. At most [`MAX_OBJECTS`] of them are noted.
     pub(crate) left_out: BTreeSet<String>,
     /// Objects that a listing under way has named.
     pub(crate) listed: Option<BTreeSet<String>>,
@@ -41,7 +41,7 @@ pub(crate) struct ResolvedNames {
     /// The latest servers that do not count, with the names that they answered, for `why`.
     untrusted: VecDeque<(SocketAddr, Fqdn)>,
     pub(crate) observed: Vec<Observation>,
-    /// Names or servers changed since they were last published.
+    /// Whether names or servers changed since they were last published.
     pub(crate) is_unpublished: bool,
 }
 
@@ -55,13 +55,13 @@ pub(crate) struct Object {
 /// What an answer means for EgressFirewalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Relevance {
-    /// No firewall uses its name.
+    /// No firewall uses the name.
     Unused,
-    /// No firewall uses its name, and it comes from a server that counts.
+    /// No firewall uses the name, and the answer comes from a server that counts.
     UnusedAndTrusted,
-    /// It comes from a server that does not count.
+    /// The answer comes from a server that does not count.
     Untrusted,
-    /// A firewall uses its name, and the server counts: its addresses get labels.
+    /// A firewall uses the name, and the server counts: the addresses get labels.
     Counts,
 }
 
@@ -124,7 +124,7 @@ impl ResolvedNames {
         &self.servers.asked
     }
 
-    /// These servers count from now on.
+    /// Replaces the servers that count.
     pub(crate) fn trust(&mut self, servers: Arc<TrustedServers>) {
         if self.servers != servers {
             self.servers = servers;

@@ -1,9 +1,9 @@
 //! From the start to the end of the grace: what an earlier run left, until the sources replace it.
 //!
-//! Owns the progress of the sources' listings, the prefixes and numbers of the earlier run, and
-//! the endpoints that keep their former policy ([`super::hold`]). It keeps two invariants: no step
-//! is planned before both sources are complete (except the removal of what is gone), and nothing
-//! of the earlier run is given up before the grace is over.
+//! Owns the progress of the sources' listings, the prefixes and numbers of the earlier run, and the
+//! endpoints that keep their former policy ([`super::hold`]). It keeps two invariants: no step is
+//! planned before policies and endpoints are complete (except the removal of entries of removed
+//! interfaces), and nothing of the earlier run is given up before the grace is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ impl Listing {
         self.seen.is_some()
     }
 
-    /// The listing is complete. Gives the keys that it had.
+    /// Ends the listing, which is complete. Returns the keys that it had.
     pub(crate) fn end(&mut self) -> BTreeSet<String> {
         self.is_complete = true;
         self.seen.take().unwrap_or_default()
@@ -59,7 +59,7 @@ pub(crate) struct Restoration {
     /// When the grace is over.
     until: Option<BootTime>,
     prefixes: Vec<IpNet>,
-    /// Numbers that prefixes had before the start and no checkpoint has.
+    /// Numbers that prefixes had before the start, and that no checkpoint contains.
     requested: BTreeMap<IpNet, IdentityId>,
     /// Rules in the files of the earlier run.
     former_rules: BTreeSet<RuleKey>,
@@ -106,13 +106,13 @@ impl Restoration {
         !std::mem::replace(&mut self.is_started, true)
     }
 
-    /// Whether both sources were complete once.
+    /// Whether the sync has happened: policies and endpoints were complete once.
     pub(crate) fn is_synced(&self) -> bool {
         self.is_synced
     }
 
-    /// True once policies and endpoints are complete, and every other listing that began. From then on
-    /// the grace lasts until `until`.
+    /// Begins the grace, which lasts until `until`, as soon as policies and endpoints are complete and no
+    /// other listing is in progress. True at the call that begins it.
     pub(crate) fn sync(&mut self, until: BootTime) -> bool {
         let complete = self.policies.is_complete && self.endpoints.is_complete;
         let others = [&self.pods, &self.services, &self.identities];
@@ -124,39 +124,39 @@ impl Restoration {
         true
     }
 
-    /// When the grace is over; `None` if it is, or while endpoints keep their former policy.
+    /// When the grace ends; `None` if there is none, or while endpoints keep their former policy.
     pub(crate) fn until(&self) -> Option<BootTime> {
         self.until.filter(|_| self.hold.is_empty())
     }
 
-    /// The grace is over. Gives the prefixes of the earlier run.
+    /// Ends the grace. Returns the prefixes of the earlier run.
     pub(crate) fn end(&mut self) -> Vec<IpNet> {
         self.until = None;
         self.requested.clear();
         std::mem::take(&mut self.prefixes)
     }
 
-    /// A prefix has labels of the earlier run.
+    /// Notes that a prefix has labels of the earlier run.
     pub(crate) fn add_prefix(&mut self, prefix: IpNet) {
         self.prefixes.push(prefix);
     }
 
-    /// The number that a prefix had before the start and no checkpoint has.
+    /// The number that a prefix had before the start, if no checkpoint contains it.
     pub(crate) fn request_of(&self, prefix: IpNet) -> Option<IdentityId> {
         self.requested.get(&prefix).copied()
     }
 
-    /// All numbers that prefixes had before the start and no checkpoint has.
+    /// All numbers that prefixes had before the start, and that no checkpoint contains.
     pub(crate) fn requests(&self) -> impl Iterator<Item = (IpNet, IdentityId)> {
         self.requested.iter().map(|(prefix, id)| (*prefix, *id))
     }
 
-    /// Drops the requests of numbers that prefixes do not agree on.
+    /// Drops the requests for numbers on which prefixes do not agree.
     pub(crate) fn retain_requests(&mut self, is_agreed: impl Fn(IdentityId) -> bool) {
         self.requested.retain(|_, id| is_agreed(*id));
     }
 
-    /// Rules in the files of the earlier run: a proxy may have them still.
+    /// Rules in the files of the earlier run: a proxy may still have them.
     pub(crate) fn former_rules(&self) -> &BTreeSet<RuleKey> {
         &self.former_rules
     }

@@ -30,7 +30,7 @@ impl Retry {
         self.unresolved.insert(prefix);
     }
 
-    /// A prefix has an identity again.
+    /// Notes that a prefix has an identity again.
     pub(crate) fn remove(&mut self, prefix: IpNet) {
         self.unresolved.remove(&prefix);
     }
@@ -40,12 +40,12 @@ impl Retry {
         !self.unresolved.is_empty()
     }
 
-    /// Has everything that waits tried again soon.
+    /// Schedules another try of everything that waits, soon.
     pub(crate) fn schedule(&mut self, now: BootTime) {
         self.at.get_or_insert(now.plus_secs(RETRY));
     }
 
-    /// Takes the prefixes to be tried again; `None` if it is not the time.
+    /// Takes the prefixes to be tried again; `None` before their time.
     pub(crate) fn take_due(&mut self, now: BootTime) -> Option<BTreeSet<IpNet>> {
         self.at.take_if(|at| *at <= now)?;
         Some(std::mem::take(&mut self.unresolved))

@@ -12,7 +12,7 @@ use crate::core::event::StreamId;
 /// Leases that streams were asked to drop.
 #[derive(Debug)]
 pub(crate) struct PendingRevocation {
-    /// Streams, open or closed, that did not acknowledge.
+    /// Streams, open or closed, that have not acknowledged yet.
     pub waiting: BTreeSet<StreamId>,
     pub name: Fqdn,
     pub addresses: Vec<IpAddr>,
@@ -40,7 +40,7 @@ impl Revocations {
         self.pending.insert(id, revocation);
     }
 
-    /// A stream acknowledged one revocation.
+    /// Notes that a stream acknowledged one revocation.
     pub(crate) fn acked(&mut self, stream: StreamId, id: u64) {
         if let Some(revocation) = self.pending.get_mut(&id)
             && revocation.waiting.remove(&stream)
@@ -50,7 +50,7 @@ impl Revocations {
         }
     }
 
-    /// A stream has no leases any more.
+    /// Notes that a stream has no leases any more.
     pub(crate) fn forget_stream(&mut self, stream: StreamId) {
         for (id, revocation) in &mut self.pending {
             if revocation.waiting.remove(&stream) && revocation.waiting.is_empty() {

@@ -38,7 +38,7 @@ pub(crate) struct Services {
     behind: BTreeMap<IpAddr, BTreeSet<Arc<str>>>,
     /// Services whose backends may have other identities than before.
     pub(crate) dirty: BTreeSet<Arc<str>>,
-    /// When unknown backends are no longer left out.
+    /// When to compute a Service again: the time of an unknown backend or of a departed pod ends then.
     expiries: BTreeSet<(BootTime, Arc<str>)>,
     pub(crate) graces: Graces,
     pub(crate) departed: DepartedPods,
@@ -53,7 +53,7 @@ pub(crate) struct KnownService {
     /// Identities of its addresses by family. A family is missing if the Service has no address of it, or while
     /// no number is free.
     pub(crate) identities: BTreeMap<Family, IdentityId>,
-    /// Addresses outside that do not count, because of `--k8s-external-ips`.
+    /// External addresses that do not count, because of `--k8s-external-ips`.
     pub(crate) refused: Vec<IpAddr>,
     /// Addresses that it has because of the interface `nodelocaldns`.
     pub(crate) local_dns: BTreeSet<IpAddr>,
@@ -82,7 +82,7 @@ impl Services {
     }
 
     /// DNS servers of the Service `namespace/name`: pods ask its addresses in the cluster, or a
-    /// backend. Its other ports are no DNS servers.
+    /// backend. Only its port 53 counts.
     pub(crate) fn dns_servers(&self, key: &str) -> TrustedServers {
         let mut found = TrustedServers::default();
         let Some(KnownService { at, .. }) = self.known.get(key) else {
@@ -116,7 +116,7 @@ impl Services {
         self.known.values().map(|service| &*service.at)
     }
 
-    /// Identities of Services, with the family whose addresses have it.
+    /// Identities of Services, each with its Service and the family of addresses that have it.
     pub(crate) fn identities(&self) -> impl Iterator<Item = (IdentityId, &ServiceAt, Family)> {
         let known = self.known.values();
         known.flat_map(|service| {
@@ -176,18 +176,18 @@ impl Services {
         }
     }
 
-    /// Has these Services rendered again at a time.
+    /// Plans to compute these Services again at time `at`.
     pub(crate) fn look_again(&mut self, at: BootTime, services: BTreeSet<Arc<str>>) {
         self.expiries
             .extend(services.into_iter().map(|key| (at, key)));
     }
 
-    /// When the next unknown backend is no longer left out.
+    /// When the next Service has to be computed again.
     pub(crate) fn next_expiry(&self) -> Option<BootTime> {
         self.expiries.first().map(|(at, _)| *at)
     }
 
-    /// A prefix has another identity: Services with backends there have to follow.
+    /// Notes that a prefix has another identity: marks the Services with backends in it as dirty.
     pub(crate) fn note_identity(&mut self, prefix: IpNet) {
         if self.behind.is_empty() {
             return;
@@ -235,15 +235,16 @@ impl Services {
             _ => Owner::ExternalService(Arc::clone(key)),
         };
         let identity = self.get(key)?.identities.get(&Family::of(address));
-        // Without a number an address of the cluster is not the world: it is unmanaged, and no policy
-        // selects it.
+        // If no number is free, the address becomes unmanaged, which no policy selects. Without an
+        // entry it would count as the world.
         Some((owner, identity.copied().unwrap_or(IdentityId::UNMANAGED)))
     }
 }
 
 impl Services {
-    /// A pod loses these addresses. Its identity stays held for a while if slices name them. Gives an
-    /// identity that nothing needs any more: this one, or the one that was held for the pod before.
+    /// Notes that a pod loses these addresses. If slices still name the pod at one of them, its identity
+    /// stays held for a while. Returns the identity to release, if any: `identity` if it is not held, or
+    /// else the one that was held for the pod before.
     pub(crate) fn depart(
         &mut self,
         pod: &Arc<str>,

@@ -11,8 +11,8 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// Address of the Service. While there is no Service, it is outside, and within blocks that policies
-/// name.
+/// Address of the Service. Without a Service it is an address outside the cluster, within blocks
+/// that policies name.
 pub const VIP: &str = "1.1.9.9";
 
 /// A port of the Service: protocol, port, port of the backends, and their addresses.
@@ -50,7 +50,7 @@ impl Cluster {
         }
     }
 
-    /// The pod that an address is of, as objects have it: the younger of two.
+    /// The pod that has an address according to the objects: of two pods, the younger one.
     pub fn at(&self, address: IpAddr) -> Option<Pod> {
         let mut pods = self.pods.values().rev();
         let found = pods.find(|pod| pod.address.parse::<IpAddr>() == Ok(address));
@@ -71,7 +71,7 @@ impl Cluster {
         self.team.filter(|_| pod.namespace == DEFAULT)
     }
 
-    /// A pod comes, changes or goes. A pod in another namespace is another object.
+    /// Adds, changes or removes a pod. A pod in another namespace is another object.
     pub fn pod(&mut self, number: u8, pod: Option<ClusterPod>) -> Vec<Event> {
         let before = self.pods.remove(&number).map(|before| before.pod.namespace);
         let is_another = |before: &&str| pod.is_none_or(|new| new.pod.namespace != *before);
@@ -107,7 +107,7 @@ status: {{podIP: {address}}}
         events
     }
 
-    /// The namespace's label `team` has this value now; `None` removes the namespace.
+    /// Sets the namespace's label `team`; `None` removes the namespace.
     pub fn team(&mut self, team: Option<&'static str>) -> Vec<Event> {
         self.team = team;
         match team {
@@ -118,7 +118,7 @@ status: {{podIP: {address}}}
         }
     }
 
-    /// The Service has these ports now; `None` removes the Service.
+    /// Gives the Service these ports; `None` removes the Service.
     pub fn serve(&mut self, ports: Option<&'static [ServicePort]>) -> Vec<Event> {
         let mut changes = Vec::new();
         let is_slice = |key: &&String| key.starts_with("EndpointSlice/");

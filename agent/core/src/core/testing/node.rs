@@ -65,14 +65,14 @@ impl Node {
         }
     }
 
-    /// Carries one event through, with all parts of it; gives the steps.
+    /// Carries out one event, with all parts of the change. Returns the steps.
     pub fn event(&mut self, event: Event) -> Vec<Step> {
         let mut steps = self.part(event);
         steps.extend(self.rest());
         steps
     }
 
-    /// Ends a change of policy that is under way.
+    /// Carries out the rest of a change of policy that is under way.
     pub fn rest(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
         while self.core.change_in_progress() {
@@ -89,7 +89,7 @@ impl Node {
         self.core.state.config.work_budget = size;
     }
 
-    /// Carries one plan through; gives the steps.
+    /// Carries out one plan. Returns the steps.
     pub fn part(&mut self, event: Event) -> Vec<Step> {
         let plan = self.core.plan(self.now, event);
         let steps = plan.steps.clone();

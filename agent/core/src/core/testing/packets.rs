@@ -1,4 +1,4 @@
-//! What becomes of packets by the maps.
+//! What happens to packets according to the maps.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,7 @@ pub struct Question {
     pub port: u16,
 }
 
-/// Identity of an address; without an entry, that of the world.
+/// Identity of an address: the world's if no entry covers it.
 pub fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
     let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
         let prefix: IpNet = prefix_of(key)?;
@@ -42,7 +42,7 @@ pub fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
         .map_or(IdentityId::WORLD_IPV4, |(_, id)| IdentityId(id))
 }
 
-/// What becomes of a packet; `None` if the endpoint has no policy map.
+/// What happens to a packet; `None` if the endpoint has no policy map.
 pub fn fate(datapath: &MemoryDatapath, question: Question) -> Option<Fate> {
     let map = datapath.policy.get(&question.endpoint)?;
     let remote = identity(datapath, question.remote);

@@ -1,4 +1,4 @@
-//! What a run of the agent leaves behind, and the next run from it.
+//! What a run of the agent leaves behind, and a next run that starts from it.
 
 use super::node::Node;
 use crate::{

@@ -82,7 +82,7 @@ fn clean(node: &mut Node, name: &str) {
     }
 }
 
-/// There are more selectors than combinations are allowed: the identity of a single selector does not
+/// There are more selectors than allowed combinations: the identity of a single selector does not
 /// count.
 #[test]
 fn selectors_alone_do_not_use_the_limit_up() {
@@ -152,7 +152,7 @@ fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
     for name in ["b.test", "c.test"] {
         assert_eq!(learn(&mut node, name, "1.1.1.2"), Realised::Yes);
     }
-    // {a, c} has no owner, and the limit is reached.
+    // No prefix has {a, c}, and the limit is reached.
     assert_eq!(node.core.summary().fqdn_combinations, 2);
     clean(&mut node, "b.test");
     assert_eq!((open(&node, "1.1.1.1"), limited(&node)), (vec![1, 3], 0));
@@ -173,7 +173,8 @@ fn restart(node: &mut Node, max: usize, checkpoint: bool) {
     node.sync();
 }
 
-/// One combination has an identity, {a, b}; of {a, b, c}, the address 1.1.1.3 has {c}.
+/// Only the combination {a, b} has an identity. The address 1.1.1.3 with the names a, b and c has
+/// {c}.
 fn at_the_limit() -> Node {
     let mut node = node(1);
     for name in ["a.test", "b.test"] {
@@ -189,8 +190,8 @@ fn at_the_limit() -> Node {
 #[test]
 fn a_restart_takes_nothing_from_a_limited_address() {
     let mut node = at_the_limit();
-    // These are resolved before 1.1.1.3: each has an identity again, and so {a, b} might be taken for
-    // it.
+    // These are resolved before 1.1.1.3, and each has an identity again: {a, b} might then be chosen
+    // for 1.1.1.3.
     for (name, address) in [
         ("a.test", "1.1.0.1"),
         ("b.test", "1.1.0.2"),
@@ -235,7 +236,7 @@ fn a_lost_checkpoint_closes_nothing() {
         (vec![1, 2], had)
     );
     assert!(open(&node, "1.1.1.3").contains(&3));
-    // The end of the grace closes nothing either, when the restored labels go.
+    // The end of the grace, when restored labels are removed, closes nothing either.
     for secs in [1, 20] {
         node.tick(node.now.plus_secs(secs));
         assert_eq!(open(&node, "1.1.1.1"), [1, 2]);

@@ -1,4 +1,5 @@
-//! Large changes go in chunks: identities in use are those from before and those of one chunk.
+//! Large changes are made in chunks: the identities in use are at any time the old ones and those
+//! of one chunk.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +17,8 @@ use crate::{
 
 /// Number of prefixes in one chunk.
 const CHUNK: usize = 512;
-/// Names, each with an address. Policy has each name by itself, so that each address has an identity of
-/// its own.
+/// Number of names, each with an address. Policy selects each name separately, so that each address has
+/// an identity of its own.
 const NAMES: usize = 1300;
 
 fn document(name: &str, rules: &str) -> String {
@@ -80,7 +81,7 @@ fn identities(datapath: &MemoryDatapath) -> BTreeSet<u32> {
         .collect()
 }
 
-/// Most identities that maps know at once on the way from `before`.
+/// Maximum number of identities that maps know at once on the way from `before`.
 fn most(before: &MemoryDatapath, after: &MemoryDatapath) -> usize {
     let steps = after.log.iter().skip(before.log.len());
     let mut state = MemoryDatapath {
@@ -90,7 +91,7 @@ fn most(before: &MemoryDatapath, after: &MemoryDatapath) -> usize {
     let mut most = 0;
     for (n, step) in steps.enumerate() {
         state.apply(step).unwrap();
-        // Each step adds one at most.
+        // Each step adds at most one identity.
         if n % 16 == 0 {
             most = most.max(identities(&state).len() + 16);
             state.log.clear();

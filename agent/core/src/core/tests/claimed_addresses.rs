@@ -1,5 +1,5 @@
-//! Which endpoint has an address, whatever pods give their interfaces; and what becomes of an
-//! endpoint that cannot be taken.
+//! Which endpoint has an address, whatever addresses pods give their interfaces; and what happens
+//! to an endpoint that is refused.
 
 use super::scenario::{Node, spec};
 use crate::{
@@ -56,7 +56,7 @@ fn a_later_correct_version_of_an_endpoint_clears_the_fault_of_the_one_before() {
     assert!(problem(&node).contains("`k8s:` is not a label"));
     node.endpoint(spec("other", 8, "app=other"));
     assert_eq!(problem(&node), "");
-    // The wrong version does not come back either when an endpoint goes.
+    // Nor does the wrong version come back when an endpoint is removed.
     node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
     assert_eq!(problem(&node), "");
     assert_eq!(addresses(&node, "other"), ["10.0.0.8"]);
@@ -91,7 +91,7 @@ fn endpoints_get_their_addresses_once_those_that_had_them_moved_to_others() {
     let mut node = Node::usual();
     node.endpoint(spec("web", 7, "app=web"));
     node.endpoint(spec("next", 8, "app=web"));
-    // `last` waits for the address of `next`, which waits for that of `web`.
+    // `last` waits for the address of `next`, which waits for the address of `web`.
     node.endpoint(with_addresses("next", 18, &["10.0.0.7"]));
     node.endpoint(with_addresses("last", 19, &["10.0.0.7", "fd00::9"]));
     assert!(problem(&node).contains("10.0.0.7"), "{}", problem(&node));

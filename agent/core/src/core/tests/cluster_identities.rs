@@ -1,4 +1,5 @@
-//! The core with numbers of the cluster: waiting, changes of the mode, and what is wanted.
+//! The core with numbers of the cluster: waiting, changes of the mode, and the objects that are
+//! wanted.
 
 use std::sync::Arc;
 
@@ -86,11 +87,11 @@ fn a_set_of_this_node_is_wanted_until_its_number_is_given() {
     // The list of objects confirms it: nothing changes.
     let steps = member.put(&identity(given.id.0, "db"));
     assert!(steps.is_empty(), "{steps:?}");
-    // It is deleted while the pod has it.
+    // The object is deleted while the pod has its number.
     member.delete(&format!("CiliumIdentity/{}", given.id.0));
     assert_eq!(wanted(&member.node).unwrap()[&db].choices[0], given.id);
     assert_eq!(member.node.identity("10.0.0.8"), Some(given.id));
-    // The endpoint goes.
+    // The endpoint is removed.
     member
         .node
         .event(Event::Endpoints(SourceEvent::Delete("db".to_owned())));
@@ -121,7 +122,8 @@ fn without_an_answer_a_pod_is_under_policy_after_two_seconds_and_moves_later() {
     }
 }
 
-/// Policy entries of the new number come before addresses have it, and those of the old one go after.
+/// Policy entries of the new number come before addresses have it, and entries of the old number go
+/// after that.
 fn assert_no_gap(steps: &[Step], number: u32) {
     let of = |wanted: &dyn Fn(&Step) -> bool| steps.iter().position(wanted);
     let set = of(&|step| matches!(step, Step::SetPolicy(_, key, _) if key.sec_label == number));
@@ -149,7 +151,7 @@ fn a_pod_of_another_node_keeps_its_identity_until_that_of_its_new_labels_is_ther
     let number = member.node.identity("10.2.0.9").unwrap();
     assert!(number.0 >= 61_440, "{number}");
     assert!(!member.may_connect("10.2.0.9"));
-    // With other addresses it is another matter: nothing says whose these were.
+    // Other addresses do not keep the old number: nothing says whose they were.
     member.put(&pod("db-0", "third", "10.2.0.10"));
     assert_eq!(
         member.node.identity("10.2.0.10"),
@@ -207,7 +209,7 @@ fn a_change_of_the_mode_and_back_opens_and_cuts_nothing() {
                 Some(before),
                 "nothing says otherwise"
             );
-            // The number that db has here is that of x in the cluster.
+            // The number that db has here is x's number in the cluster.
             let steps = member.put(&(identity(5000, "db") + &identity(before.0, "x")));
             assert_no_gap(&steps, 5000);
             check(&member);
@@ -221,7 +223,7 @@ fn a_change_of_the_mode_and_back_opens_and_cuts_nothing() {
             assert_eq!(member.node.identity("10.2.0.7"), Some(before));
         }
     }
-    // Without the objects the numbers of the run before stay.
+    // Without the objects the numbers of the earlier run stay.
     assert_eq!(member.node.identity("10.2.0.9"), Some(IdentityId(5000)));
     assert_eq!(member.node.identity("10.2.0.7"), Some(before));
 }
@@ -251,7 +253,7 @@ fn who_leads_sees_pods_without_an_object_and_objects_without_a_pod() {
     assert_eq!(lacking, [labels("db")]);
     assert!(in_use.unused.is_empty());
     member.delete("Pod/default/x-0");
-    // Documents are not the agents' to delete.
+    // The agents must not delete documents.
     assert!(member.node.core.identities_in_use().unused.is_empty());
     member.change(vec![of_server(6000, "gone", 1, true)]);
     let unused = member.node.core.identities_in_use().unused;
@@ -261,7 +263,7 @@ fn who_leads_sees_pods_without_an_object_and_objects_without_a_pod() {
         (IdentityId(6000), Some("u-6000"))
     );
     assert!(member.node.core.is_unused(&unused[0]));
-    // Between the look and the request a pod comes, and the object goes.
+    // Between the look and the request a pod uses the labels, and then the object is removed.
     member.put(&pod("gone-0", "gone", "10.2.0.6"));
     assert!(!member.node.core.is_unused(&unused[0]));
     member.delete("Pod/default/gone-0");
@@ -313,14 +315,15 @@ fn a_younger_duplicate_of_an_agent_is_unused_and_those_of_other_writers_and_docu
     assert_eq!(number(&member), Some(IdentityId(5000)));
     let duplicate = member.node.core.identities_in_use().unused.remove(0);
     assert!(member.node.core.is_unused(&duplicate));
-    // The older one goes: the other one counts, and is in use.
+    // The older one is removed: the other one counts, and is in use.
     member.change(vec![PolicyChange::Document(SourceEvent::Delete(
         "CiliumIdentity/5000".to_owned(),
     ))]);
     assert_eq!(number(&member), Some(IdentityId(4000)));
     assert_eq!(unused(&member), []);
     assert!(!member.node.core.is_unused(&duplicate));
-    // An object of another writer is older than that of the agents: theirs is the duplicate.
+    // An object of another writer is older than the agents' object, which is therefore the
+    // duplicate.
     member.change(vec![of_server(3000, "db", 0, false)]);
     assert_eq!(number(&member), Some(IdentityId(3000)));
     assert_eq!(unused(&member), [(4000, true)]);
@@ -351,7 +354,7 @@ fn a_namespace_that_has_as_many_numbers_as_are_free_gets_no_more() {
     let lacking = member.node.core.identities_in_use().lacking;
     assert!(lacking[&labels("db")].is_beyond_share, "100 of 200");
     assert!(wanted(&member.node).unwrap()[&labels("db")].is_beyond_share);
-    // One object goes: it may have one more.
+    // One object is removed: the namespace may have one more.
     member.delete("CiliumIdentity/1000");
     assert!(!wanted(&member.node).unwrap()[&labels("db")].is_beyond_share);
 }

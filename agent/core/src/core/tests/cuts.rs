@@ -1,5 +1,5 @@
 //! Fixed plans, cut before each of their steps: the entries in force then are sound, no rules are
-//! published, and the next run ends where an uncut one does.
+//! published, and the next run ends in the same state as an uncut one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,14 +20,14 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// In force before. 1.1.1.1 carries `*.cilium.io`.
+/// The policy in force before. 1.1.1.1 carries `*.cilium.io`.
 const OLD: &str = r"
   endpointSelector: {matchLabels: {app: web}}
   egress:
   - toFQDNs: [{matchPattern: '*.cilium.io'}]
   - toCIDR: [2.2.2.2/32]
 ";
-/// Goes: an allowed block, with a denied part that no one else allows.
+/// The policy that is removed: an allowed block, with a denied part that no other policy allows.
 const GONE: &str = r"
   endpointSelector: {matchLabels: {app: web}}
   egress:
@@ -35,8 +35,8 @@ const GONE: &str = r"
   egressDeny:
   - toCIDR: [9.9.9.9/32]
 ";
-/// Comes: 1.1.1.1 gets two labels more; an allowed block with a denied part; a DNS server
-/// inside a block that is allowed; a deny of what is in use.
+/// The policy that is added: 1.1.1.1 gets two more labels; an allowed block with a denied part; a
+/// DNS server inside a block that is allowed; a deny of addresses in use.
 pub(super) const NEW: &str = r"
   endpointSelector: {matchLabels: {app: web}}
   egress:
@@ -153,7 +153,7 @@ fn every_cut(before: fn() -> World, change: fn(&mut World) -> Event) -> Vec<Step
     steps
 }
 
-/// What the maps say, in labels: label sets that are new may have other numbers.
+/// The content of the maps with labels in place of numbers: new label sets may have other numbers.
 pub(super) fn meaning(datapath: &MemoryDatapath) -> BTreeSet<String> {
     let local = checkpoint::parse_local(datapath.checkpoint.as_deref().unwrap()).unwrap();
     let labels: BTreeMap<u32, LabelSet> = local.into_iter().map(|(id, l)| (id.0, l)).collect();
@@ -177,8 +177,8 @@ pub(super) fn meaning(datapath: &MemoryDatapath) -> BTreeSet<String> {
     ipcache.chain(lxc).chain(policy).collect()
 }
 
-/// Packets of an endpoint that comes meet its whole policy from the first one on. Packets of an
-/// endpoint that goes, if dropped at first, are dropped to its end.
+/// Packets of a new endpoint meet its whole policy from the first packet on. Packets of a removed
+/// endpoint that are dropped at first stay dropped until it is gone.
 fn judge_comers_and_goers(
     start: &MemoryDatapath,
     state: &MemoryDatapath,
@@ -238,7 +238,7 @@ fn judge_lxc(state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
     }
 }
 
-/// A proxy that starts reads rules from files: those of an endpoint that was there change
+/// A proxy that starts reads rules from files: the rules of an endpoint that existed before change
 /// only after the maps.
 fn files_follow_maps(start: &MemoryDatapath, steps: &[Step]) {
     let written = steps.iter().position(

@@ -159,7 +159,7 @@ fn an_address_that_a_name_opens_is_a_dns_server_where_its_queries_come_to_the_pr
     let world = "toEntities: [world]";
     let open = "- toCIDR: [192.0.2.0/24]";
     let deny_all = firewall("{type: Deny, to: {cidrSelector: 0.0.0.0/0}}");
-    // What the policy map makes of the DNS server, of the opened address and of another one.
+    // What the policy map does with the DNS server, the opened address and another address.
     let (yes, direct, no) = (Some(true), Some(false), None);
     for (policies, wanted) in [
         (policy(TO_DNS, BY_NAME), [yes, direct, no]),

@@ -343,8 +343,8 @@ fn everyone_allows(node: &Node, identity: IdentityId) -> bool {
         .all(|map| map.contains_key(&key))
 }
 
-/// What the kernel maps 1.1.1.1 to is allowed before, during and after the retry, and
-/// nothing is left of the identity it had.
+/// The identity that the kernel has for 1.1.1.1 is allowed before, during and after the retry, and
+/// nothing is left of the former identity.
 fn stays_open_until_relabelled(mut node: Node, before: IdentityId) {
     assert_eq!(node.identity("1.1.1.1"), Some(before));
     assert!(everyone_allows(&node, before));

@@ -1,4 +1,5 @@
-//! Names of EgressFirewalls: answers of trusted DNS servers label addresses, before they go out.
+//! Names of EgressFirewalls: answers of trusted DNS servers label addresses before the answers go
+//! out.
 
 mod growth;
 mod restart;
@@ -70,7 +71,7 @@ fn node(policies: &str) -> Node {
     Node::synced(config(), &format!("{DNS}{policies}"))
 }
 
-/// An answer of the server that does not count.
+/// Learns an answer of the server that does not count.
 fn learn_untrusted(node: &mut Node, name: &str, address: &str) -> Realised {
     let mut answer = mapping(node, name, &[address]);
     answer.server = "10.9.0.54:53".parse().unwrap();
@@ -209,7 +210,7 @@ fn the_resolver_gets_what_counts_and_what_firewalls_use() {
     assert_eq!(texts, ["a.b."]);
 }
 
-/// What the resolver got last.
+/// The names that the resolver got last.
 fn wanted(node: &Node) -> Option<WantedNames> {
     node.effects.iter().rev().find_map(|effect| match effect {
         Effect::Resolver { names, .. } => Some((**names).clone()),
@@ -363,7 +364,7 @@ fn objects_of_the_store_open_names_before_anyone_asks() {
     node.now = node.now.plus_secs(100);
     alive(&mut node, &[]);
     assert_eq!(labels(&node, "1.1.1.2"), [""; 0]);
-    // An object that is gone keeps nothing.
+    // A removed object keeps nothing.
     node.event(Event::Resolved(vec![
         SourceEvent::Init,
         SourceEvent::InitDone,
@@ -388,7 +389,7 @@ fn objects_beyond_the_limit_are_counted_and_not_read() {
         assert_eq!(left_out(&node), 2);
     }
     assert_eq!(labels(&node, "1.1.1.1"), [""; 0]);
-    // An object that goes leaves room.
+    // A removed object leaves room.
     let gone = SourceEvent::Delete("ns/dns-1".to_owned());
     node.event(Event::Resolved(vec![gone, late]));
     assert_eq!(left_out(&node), 1);
@@ -483,7 +484,7 @@ fn pods_that_come_and_go_fill_nothing() {
         alive(&mut node, &[]);
         node.endpoint(spec("web", 7, "app=web"));
     }
-    // What leases promise stays; leases are given while there is room.
+    // Pairs under a lease stay; leases are given while there is room.
     let kept = node.core.summary().firewalls.addresses;
     assert!(kept <= 64, "{kept}");
 }

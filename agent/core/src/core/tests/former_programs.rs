@@ -65,7 +65,7 @@ fn answers_do_not_wait_for_the_programs_of_all_endpoints() {
     assert!(node.effects.iter().any(is_ready), "the agent is not ready");
     let mut replaced = BTreeSet::new();
     for _ in HOSTS {
-        // A mapping comes between two of them, and carries no programs.
+        // A mapping between two of these plans attaches no programs.
         let (steps, _) = node.learn("www.cilium.io", &["1.1.1.1"]);
         assert_eq!(attaches(&steps), Vec::<u32>::new());
         assert!(node.core.next_deadline().unwrap() <= node.now);
@@ -117,7 +117,7 @@ fn programs_that_cannot_be_replaced_are_tried_again_like_any_step() {
     let failures: Vec<_> = failures.collect();
     let failed = attaches(&plan.steps);
     node.core.commit(node.now, plan, &failures);
-    // Every plan tries it again, and no plan follows for it alone before its time.
+    // Every plan tries the failed step again, and no plan is made only for it before its time.
     let mut again = Vec::new();
     for tick in 0.. {
         assert!(tick < 3, "a hot loop");
@@ -130,7 +130,7 @@ fn programs_that_cannot_be_replaced_are_tried_again_like_any_step() {
     assert_eq!(node.datapath.attached.len(), HOSTS.len());
 }
 
-/// Cut before each step after the sync: the next run ends where an uncut one does.
+/// Cut before each step after the sync: the next run ends in the same state as an uncut one.
 #[test]
 fn killed_while_programs_are_replaced() {
     let world = three();

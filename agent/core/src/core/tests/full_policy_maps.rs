@@ -27,8 +27,8 @@ fn pod(node: &mut Node, key: &str, host: u8, namespace: &str) -> Vec<Step> {
     node.endpoint(spec)
 }
 
-/// Two pods: that of namespace `small` is under a firewall, that of `shop` is not. Their maps take
-/// `entries` entries.
+/// Two pods: the one in namespace `small` is under a firewall, the one in `shop` is not. Their maps
+/// have room for `entries` entries.
 fn two_tenants(entries: usize, rules: &str) -> Node {
     let config = CoreConfig {
         policy_map_max: entries,
@@ -57,7 +57,7 @@ spec: {{egress: [{rules}]}}
 
 const DENY_ALL: &str = "{type: Deny, to: {cidrSelector: 0.0.0.0/0}}";
 
-/// Another namespace names `count` blocks: each of them is an identity.
+/// A policy of another namespace with `count` blocks, each of which gets an identity.
 fn blocks(count: u8) -> String {
     let blocks = (0..count).map(|n| format!("20.1.{n}.0/24"));
     let blocks: Vec<String> = blocks.collect();

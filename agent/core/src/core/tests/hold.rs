@@ -153,7 +153,8 @@ spec:
     assert!(!node.datapath.policy[&node.id()].values().any(denied));
 }
 
-/// A list lets everyone pass that it does not name: an address with a new identity would pass.
+/// A list lets every address pass that it does not name, so an address with a new identity would
+/// pass.
 #[test]
 fn an_address_with_a_new_identity_opens_nothing_under_a_list_that_is_kept() {
     const LIST: &str = r"

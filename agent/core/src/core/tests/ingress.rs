@@ -1,5 +1,5 @@
-//! Ingress, denies, entities and ICMP: a few policies and what becomes of packets, written
-//! down by hand.
+//! Ingress, denies, entities and ICMP: what happens to packets under a few policies, written down
+//! by hand.
 
 use std::net::IpAddr;
 

@@ -15,7 +15,7 @@ use crate::{
     datapath::{memory::MemoryDatapath, plan::Datapath as _, plan::Step},
 };
 
-/// The answer for endpoint 7; no endpoint has the address yet.
+/// Learns an address for endpoint 7 that no endpoint has learned yet. Returns the result.
 fn learn(node: &mut Node) -> MappingResult {
     let event = MappingEvent {
         stream: StreamId(1),
@@ -32,7 +32,7 @@ fn learn(node: &mut Node) -> MappingResult {
 
 type Change = (&'static str, Option<&'static str>);
 
-/// Maps with the change or without it, and with the mapping or without it.
+/// The maps with and without the change, each with and without the mapping.
 fn corners((name, text): Change) -> [MemoryDatapath; 4] {
     [(false, false), (false, true), (true, false), (true, true)].map(|(changed, learned)| {
         let mut world = old();
@@ -143,7 +143,7 @@ fn endpoints_change_one_by_one_and_an_answer_is_not_held_up() {
             mapping,
         };
         let steps = node.part(Event::Mappings(vec![event]));
-        // The mapping does nothing of what the change has left to do.
+        // The mapping's plan does nothing that the change still has to do.
         assert!(
             matches!(steps.as_slice(), [Step::SetIpcache(..)]),
             "{steps:?}"

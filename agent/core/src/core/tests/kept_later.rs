@@ -122,7 +122,7 @@ fn a_write_for_new_rules_does_not_wait_and_makes_all_durable() {
     assert_eq!(durable(&node), 1);
 }
 
-/// An agent that takes over has hundreds of them, and new pods wait for the core.
+/// An agent that takes over has hundreds of these files, and new pods wait for the core.
 #[test]
 fn files_of_the_earlier_run_are_written_again_without_a_wait_unless_their_rules_changed() {
     let config = || CoreConfig {

@@ -1,4 +1,4 @@
-//! Killed within a plan, and policy that changed while the agent was away.
+//! An agent that is killed within a plan, and policy that changed while the agent was away.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,8 @@ proptest! {
         for act in &acts {
             world.act(act);
         }
-        // No pod that went counts as a backend any more; the last learned names reach the files.
+        // After this wait no removed pod counts as a backend, and the last learned names are in the
+        // files.
         world.node.tick(world.node.now.plus_secs(SKEW));
         world.node.tick(world.node.now.plus_secs(6));
         let before = world.node.datapath.clone();
@@ -39,7 +40,8 @@ proptest! {
 
     #[test]
     fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0, part in parts()) {
-        // What a kill keeps from being learned comes again from the proxy, not from the files.
+        // A name that the kill prevents from being learned comes again from the proxy, not from the
+        // files.
         let end = acts.iter().rposition(|act| !matches!(act, Act::Learn(..)));
         let acts = end.map_or(&[][..], |end| &acts[..=end]);
         prop_assume!(!acts.is_empty());
@@ -69,8 +71,8 @@ fn an_api_server_removed_while_the_agent_was_away_keeps_nothing_open() {
     killed(&acts, 0.0, 1);
 }
 
-/// The agent is killed when this share of the last act's steps is done: the next run ends where a run
-/// does that finds all of them done.
+/// The agent is killed when this share of the last act's steps is done: the next run ends in the same
+/// state as a run that finds all of them done.
 fn killed(acts: &[Act], cut: f64, part: usize) {
     let (last, earlier) = acts.split_last().unwrap();
     let mut world = World::new();
@@ -182,7 +184,7 @@ fn a_policy_changed_while_the_agent_was_away_opens_nothing_else_without_the_chec
     }
 }
 
-/// One address was the node's and one the world's, and both are those of one name now.
+/// One address belonged to the node and one to the world; both belong to one name now.
 #[test]
 fn access_of_one_address_is_not_given_to_another_with_the_same_identity() {
     const BEFORE: &str = r"

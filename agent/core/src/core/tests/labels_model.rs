@@ -1,4 +1,4 @@
-//! Random claims on a dozen prefixes against a reading from scratch, after every one of them:
+//! Random claims on a dozen prefixes are compared with a reading from scratch after every claim:
 //! labels and identity of each prefix, references of each identity, selections, the map.
 
 use std::{
@@ -71,7 +71,7 @@ const SAYS: [&[u32]; 6] = [
     &[0b001, 0b010, 0b011, 0b111],
     &[0b010, 0b100, 0b110],
 ];
-/// Owner that has an identity to give, and owner of blocks.
+/// Number of the owner that gives an identity, and of the owner of blocks.
 const ENDPOINT: usize = 1;
 const POLICY: usize = 6;
 const POD: IdentityId = IdentityId(300);
@@ -131,7 +131,7 @@ impl Model {
     fn new() -> Self {
         let prefixes: Vec<IpNet> = PREFIXES.iter().map(|p| p.parse().unwrap()).collect();
         let mut said = vec![BTreeMap::new(); prefixes.len()];
-        // Claims for the outside as a whole, which are never removed.
+        // Claims for all addresses outside the cluster, which are never removed.
         said[0].insert(usize::MAX, Said::Labels(1 << 10));
         said[9].insert(usize::MAX, Said::Labels(1 << 11));
         Self { prefixes, said }
@@ -201,7 +201,7 @@ fn reserved(labels: u32) -> Option<IdentityId> {
         .map(|(_, id)| id)
 }
 
-/// A selector, and whether it selects labels by a reading of its own.
+/// A selector, and an independent reading of which labels it selects.
 type Read = (Selector, fn(u32) -> bool);
 
 /// Selectors that are always registered.
@@ -404,7 +404,7 @@ impl Checked {
         self.model.prefixes.iter().map(of).collect()
     }
 
-    /// With the breaker: a prefix loses no name that it has and must keep, gains none that it shall not
+    /// With the breaker: a prefix loses no name that it has and must keep, gains none that it must not
     /// have, and all its other labels are exact.
     fn check_limited(&self, before: &[Option<u32>]) {
         let limited = self.state.numbers.budget();

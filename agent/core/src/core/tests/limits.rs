@@ -34,7 +34,7 @@ fn the_rate_counts_addresses() {
     let limited = Realised::No(Refusal::RateLimited);
     assert_eq!(learn(&mut node, "a.cilium.io", 3).0, limited);
     assert_eq!(learn(&mut node, "a.cilium.io", 2).0, Realised::Yes);
-    // More than a full bucket holds is paid with a full bucket.
+    // A price above a full bucket is paid with a full bucket.
     node.now = node.now.plus_secs(10);
     assert_eq!(learn(&mut node, "a.cilium.io", 100).0, Realised::Yes);
     assert_eq!(learn(&mut node, "a.cilium.io", 1).0, limited);

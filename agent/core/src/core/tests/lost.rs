@@ -33,7 +33,7 @@ fn only_maps(node: &Node) -> Node {
     Node::with(config, restored, datapath)
 }
 
-/// A node with a pod's programs and policy, of which nothing is left on disk; the pod's number.
+/// A node with a pod's programs and policy, of which nothing is left on disk, and the pod's number.
 fn started_without_files() -> (Node, EndpointId) {
     let mut before = Node::usual();
     before.learn("www.cilium.io", &["1.1.1.1"]);
@@ -58,7 +58,7 @@ fn what_is_left_of_a_pod_stays_until_the_pod_is_added_again() {
     // An endpoint at another interface does not replace what is left.
     let steps = node.endpoint(spec("other", 8, "app=other"));
     assert!(!steps.iter().any(opens), "{steps:?}");
-    // The new endpoint has its programs before those of the old number go.
+    // The new endpoint has its programs before the programs of the old number are removed.
     let steps = node.endpoint(spec("web", 7, "app=web"));
     let at = |wanted: &dyn Fn(&Step) -> bool| steps.iter().position(wanted);
     let attached = at(&|step| matches!(step, Step::Attach(_)));

@@ -44,7 +44,7 @@ struct Reported {
     name: usize,
     addresses: Vec<usize>,
     ttl: u32,
-    /// When the answer was seen, seconds ago.
+    /// How many seconds ago the answer was seen.
     seen: u64,
     replayed: bool,
     stream: u64,
@@ -78,7 +78,7 @@ fn reported() -> impl Strategy<Value = Reported> {
 /// A lookup: expiry, instant, TTL.
 type Lookup = (BootTime, BootTime, u32);
 
-/// Everything that mappings change, except what only records how it came about.
+/// Everything that mappings change, except records of how it came about.
 #[derive(Debug, PartialEq)]
 struct LearnedState {
     lookups: BTreeMap<(u16, Fqdn, IpAddr), Lookup>,
@@ -208,7 +208,7 @@ proptest! {
         other.event(Event::Tick);
         prop_assert_eq!(learned_state(&one), learned_state(&other));
 
-        // And once more: nothing changes, and nothing is written.
+        // All mappings once more: nothing changes, and nothing is written.
         let before = learned_state(&other);
         for item in &items {
             let event = event(&other, item);

@@ -110,7 +110,8 @@ fn an_answer_of_another_tenants_server_opens_nothing_if_only_trusted_servers_cou
     assert!(!is_open(&node, EVIL));
     assert_eq!(node.core.snapshot().names, []);
     assert_eq!(node.core.summary().counters.answers_untrusted, 2);
-    // The tenant's own server is trusted: the address that both gave is open by its answer alone.
+    // The tenant's own server is trusted: its answer alone opens the address that both servers
+    // gave.
     let good = answer(&node, "b", GOOD);
     let (_, result) = node.mapping(good);
     assert!(result.lease_end.is_some());
@@ -207,7 +208,7 @@ fn many_names_of_one_server_hide_no_other_server() {
     }
 }
 
-/// The run before let every answer count, or was of a release without this setting.
+/// The earlier run let every answer count, or was of a release without this setting.
 #[test]
 fn a_restart_with_trusted_servers_closes_what_other_servers_opened() {
     let mut node = tenants(config(NameServers::Any));
@@ -228,7 +229,7 @@ fn a_restart_with_trusted_servers_closes_what_other_servers_opened() {
     );
     let names = node.core.snapshot().names;
     assert!(names.iter().all(|view| view.address == GOOD), "{names:?}");
-    // A later run does not take it from the files either.
+    // A later run does not take the closed address from the files either.
     node.tick(node.now.plus_secs(60));
     for file in node.datapath.files.values() {
         let (_, learned) = file.split_once("\"DNSHistory\"").unwrap();

@@ -69,7 +69,7 @@ fn passes(node: &Node, direction: u8, remote: &str, port: u16) -> bool {
     fate(&node.datapath, question) == Some(Fate::Passed)
 }
 
-/// Each side of a connection has another port of this name.
+/// This name is another port at each side of a connection.
 const HTTP_TO_DB_AND_FROM_ALL: &str = r"
   egress:
   - toEndpoints: [{matchLabels: {app: db}}]

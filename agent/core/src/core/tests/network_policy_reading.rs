@@ -192,7 +192,7 @@ fn types(policy: &Value) -> Vec<&str> {
     }
 }
 
-/// Whether a selector selects a pod's namespace. Of a namespace without a document only the name is
+/// Whether a selector selects a pod's namespace. Only the name of a namespace without a document is
 /// known: no selector that asks for the absence of another label selects it.
 fn selects_namespace(selector: &Value, pod: &Pod) -> bool {
     const NAME: &str = "kubernetes.io/metadata.name";

@@ -41,7 +41,7 @@ fn start_again(
 ) -> (MemoryDatapath, Member) {
     let mut node = again(&member.node, CoreConfig::default(), &[107]);
     lose(&mut node.datapath);
-    // What is lost is lost before the start.
+    // The loss comes before the start.
     let mut node = again(&node, CoreConfig::default(), &[107]);
     let start = node.datapath.clone();
     node.begin();
@@ -61,7 +61,7 @@ fn start_again(
     (start, member)
 }
 
-/// The first step after which the endpoint may send there, if there is one.
+/// The first step after which the endpoint may send to this address and port, if there is one.
 fn opens_at(
     start: &MemoryDatapath,
     end: &MemoryDatapath,

@@ -1,5 +1,5 @@
-//! Random histories against a verdict worked out from scratch, and every state on the way:
-//! the agent may stop between any two map operations.
+//! Random histories, compared with a verdict worked out from scratch. Every state on the way is
+//! judged: the agent may stop between any two map operations.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -149,7 +149,8 @@ fn learning(host: u8, pod: Pod) -> Pod {
     }
 }
 
-/// What a part of a change of policy may cost: one thing at a time, some, everything.
+/// Budgets for a part of a change of policy: for one thing at a time, for some things, for
+/// everything.
 pub(super) fn parts() -> impl Strategy<Value = usize> {
     select(vec![1, 20, usize::MAX])
 }
@@ -212,7 +213,7 @@ impl World {
         }
     }
 
-    /// Puts an act through; the states on the way are checked.
+    /// Carries out an act, and checks the states on the way.
     pub(super) fn act(&mut self, act: &Act) {
         let event = match act {
             Act::Policy(slot, spec) => self.document(&format!("p{slot}"), Some(spec.text())),
@@ -271,7 +272,7 @@ impl World {
         }
     }
 
-    /// A document comes, changes (`Some`) or goes.
+    /// Adds or changes a document (`Some`), or removes it.
     pub(super) fn document(&mut self, name: &str, spec: Option<&str>) -> Event {
         Event::Policies(match spec {
             Some(spec) => {
@@ -286,7 +287,7 @@ impl World {
         })
     }
 
-    /// A group of blocks comes, changes (`Some`) or goes.
+    /// Adds or changes a group of blocks (`Some`), or removes it.
     fn group(&mut self, name: &str, group: Option<Group>) -> Event {
         Event::Policies(match group {
             Some(Group { labels, blocks }) => {
@@ -309,7 +310,7 @@ spec: {{externalCIDRs: {blocks}}}
         })
     }
 
-    /// Another node has these addresses now.
+    /// Gives another node these addresses.
     fn node_at(&mut self, at: Addresses) -> Event {
         self.nodes = at;
         let addresses = at.iter().map(|a| format!("{{type: InternalIP, ip: {a}}}"));
@@ -325,7 +326,7 @@ spec: {{addresses: [{addresses}]}}
         ))
     }
 
-    /// The API servers have these addresses now.
+    /// Gives the API servers these addresses.
     fn api_servers_at(&mut self, at: Addresses) -> Event {
         self.api_servers = at;
         let endpoints = at.iter().map(|a| format!("{{addresses: [{a}]}}"));
@@ -352,7 +353,7 @@ endpoints: [{endpoints}]
         self.pod_at(address).is_none() && parse(self.nodes).any(|a| a == address)
     }
 
-    /// An endpoint comes, changes or goes.
+    /// Adds, changes or removes an endpoint.
     pub(super) fn host(&mut self, host: u8, pod: Option<Pod>) -> Event {
         Event::Endpoints(match pod {
             Some(pod) => {
@@ -383,7 +384,7 @@ endpoints: [{endpoints}]
         }
     }
 
-    /// The maps say what a reading of the policies from scratch says.
+    /// Checks that the maps say what a reading of the policies from scratch says.
     pub(super) fn check_end(&self) {
         for endpoint in &self.node.core.snapshot().endpoints {
             let host: u8 = endpoint.key.parse().unwrap();
@@ -417,7 +418,7 @@ endpoints: [{endpoints}]
         }
     }
 
-    /// What becomes of a packet by the verdict that `why` gives.
+    /// What happens to a packet by the verdict that `why` gives.
     fn explained(&self, question: Question) -> Option<Fate> {
         let direction = match question.direction {
             EGRESS => FlowDirection::Egress,
@@ -439,8 +440,8 @@ endpoints: [{endpoints}]
         })
     }
 
-    /// The proxies' rules are those of the policies read from scratch. A subject whose rules are marked
-    /// as behind is left out.
+    /// Checks that the proxies' rules are those of the policies read from scratch. A subject whose
+    /// rules are marked as out of date is left out.
     fn check_dns(&self) {
         let state = &self.node.core.state;
         for (_, subject) in state
@@ -457,7 +458,8 @@ endpoints: [{endpoints}]
         }
     }
 
-    /// name → IP live and selected ⇒ the ipcache has the IP with all its labels.
+    /// Checks that the ipcache has each address of a live and selected name, with all labels of the
+    /// name.
     fn check_names(&self) {
         let snapshot = self.node.core.snapshot();
         for (name, address) in self.pairs.keys() {
@@ -541,7 +543,7 @@ proptest! {
     }
 }
 
-/// The proxy judges what goes to the Service's port too, besides the ports of DNS rules.
+/// The proxy judges queries to the Service's port too, besides those to the ports of DNS rules.
 #[test]
 fn dns_rules_follow_a_policy_about_the_port_of_a_service() {
     let restricted = serde_json::json!({

@@ -109,7 +109,7 @@ fn one_address_of_two_names() {
     assert_eq!(labels(&node, "1.1.1.1"), ["fqdn:foo.com"]);
     assert_eq!(labels(&node, "1.1.1.2"), ["fqdn:bar.com", "fqdn:foo.com"]);
     assert_eq!(labels(&node, "1.1.1.3"), ["fqdn:bar.com"]);
-    // The two owners of one address are managed apart.
+    // The two owners of one address are managed separately.
     node.event(Event::CleanNames(crate::core::event::CleanNames {
         pattern: Some("foo.com".into()),
         endpoint: None,
@@ -158,8 +158,8 @@ fn blocks_within_blocks() {
     assert_eq!(selected(&node, "cidr:192.168.0.0/25"), [narrow]);
 }
 
-/// CFP-28427, "IP Labels Lifecycle": two names of one address, each with its own owner. A
-/// selector that goes takes the label of its names only.
+/// CFP-28427, "IP Labels Lifecycle": two names of one address, each with its own owner. A removed
+/// selector takes away only the label of its own names.
 #[test]
 fn a_selector_that_goes_leaves_the_labels_of_others() {
     let both = "  - toFQDNs: [{matchPattern: '*.com'}, {matchPattern: '*.io'}]";

@@ -41,7 +41,7 @@ fn a_pod_has_the_number_that_a_document_gives_its_labels() {
     member.put(&(identity(5000, "db") + &pod("db-0", "db", "10.2.0.9")));
     assert_eq!(member.node.identity("10.2.0.9"), Some(IdentityId(5000)));
     assert!(member.may_connect("10.2.0.9"));
-    // The document goes while pods have the number.
+    // The document is removed while pods have the number.
     member.delete("CiliumIdentity/5000");
     assert_eq!(member.node.identity("10.2.0.9"), Some(IdentityId(5000)));
     let warned = |member: &Member| member.node.core.policy_warnings().join("; ");

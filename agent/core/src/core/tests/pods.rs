@@ -118,14 +118,14 @@ fn rules_select_pods_of_other_nodes_by_their_labels() {
     assert!(member.may_connect("10.2.0.9") && !member.may_connect("10.2.0.10"));
     let identity = member.node.identity("10.2.0.9").unwrap();
     assert!(identity.is_endpoint());
-    // A replica costs one entry, and a label that differs from pod to pod nothing at all.
+    // A replica costs one entry, and a label that differs from pod to pod costs nothing at all.
     let steps = member.put(&pod("db-1", "db, pod-template-hash: x", "10.2.0.11"));
     assert!(
         matches!(steps.as_slice(), [Step::SetIpcache(..)]),
         "{steps:?}"
     );
     assert_eq!(member.node.identity("10.2.0.11"), Some(identity));
-    // A pod gets another address, another label, and goes.
+    // A pod gets another address and another label, and is removed.
     member.put(&pod("db-1", "db", "10.2.0.12"));
     assert!(member.may_connect("10.2.0.12"));
     assert_eq!(member.node.identity("10.2.0.11"), None);
@@ -356,8 +356,8 @@ fn a_pod_never_has_the_labels_of_another_one_of_its_name() {
     assert_eq!(waits(&member), None);
     assert!(!member.may_connect("10.0.0.8"));
     let labels = labels_at(&member, "10.0.0.8");
-    // The next pod of this name comes: the endpoint is still the pod before it, and keeps that one's
-    // labels.
+    // The next pod of this name appears: the endpoint still belongs to the previous pod, and keeps
+    // the labels of that pod.
     member.put(&document("three", "db"));
     assert_eq!(labels_at(&member, "10.0.0.8"), labels);
     assert!(!member.may_connect("10.0.0.8"));
@@ -411,7 +411,7 @@ fn an_endpoint_that_is_a_pod_follows_its_document() {
     let team = "k8s:io.cilium.k8s.namespace.labels.team=a".to_owned();
     assert!(labels_at(&member, "10.0.0.8").contains(&team));
     assert_eq!(member.node.core.state.endpoints.by_key("db"), Some(id));
-    // The document goes: its last labels stay in force, and the reason is shown.
+    // The document is removed: its last labels stay in force, and the reason is shown.
     member.delete("Pod/default/db-0");
     assert!(member.may_connect("10.0.0.8"));
     assert!(waits(&member).contains("no document Pod/default/db-0"));

@@ -70,7 +70,7 @@ fn a_pod_keeps_its_number_and_its_names() {
             assert!(node.identity(address).is_some(), "{address} is closed");
         }
         assert_eq!(node.core.snapshot().names.len(), NAMES.len());
-        // They are on disk, and the next run has them.
+        // The names are on disk, and the next run has them.
         node.tick(node.now.plus_secs(6));
         let next = started_again(&node, at(9));
         assert_eq!(next.core.snapshot().names.len(), NAMES.len());
@@ -85,7 +85,7 @@ fn a_mapping_of_its_former_address_counts_if_it_was_seen_before_the_change() {
     let (_, result) = node.mapping(seen.clone());
     assert_eq!(result.realised, Realised::Yes);
     assert!(node.identity("1.1.1.4").is_some());
-    // Another pod may have the former address since.
+    // Another pod may have had the former address since then.
     let mut later = mapping(&node, "later.cilium.io", &["1.1.1.5"]);
     node.tick(node.now.plus_secs(1));
     later.seen_at = node.now;

@@ -36,7 +36,8 @@ fn an_answer_does_not_open_the_metadata_service_and_is_not_held_for_it() {
     let mut node = Node::usual();
     let (steps, result) = node.learn("www.cilium.io", &[METADATA]);
     assert!(steps.is_empty(), "{steps:?}");
-    // Nothing to plumb: the answer goes at once, now and under its lease.
+    // There is nothing to write to the datapath: the answer is released at once, both this time and
+    // under its lease.
     assert_eq!(result.realised, Realised::Yes);
     assert!(result.lease_end.is_some());
     let (_, result) = node.learn("www.cilium.io", &["1.1.1.1", METADATA, "fd00:ec2::254"]);
@@ -51,8 +52,8 @@ fn an_answer_does_not_open_the_metadata_service_and_is_not_held_for_it() {
     assert_eq!(node.core.summary().counters.addresses_refused, 3);
 }
 
-/// Addresses of the node, of a pod, of the metadata service, of loopback and of a group, in forms that a NAT64
-/// gateway or a tunnel sends on.
+/// Addresses of the node, of a pod, of the metadata service, of loopback and of a multicast group, in forms
+/// that a NAT64 gateway or a tunnel sends on.
 #[test]
 fn an_ipv6_form_of_an_address_that_no_answer_opens_is_not_opened() {
     let mut node = Node::usual();
@@ -99,7 +100,7 @@ fn a_rule_about_its_block_opens_it() {
     assert!(open(80) && !open(443));
 }
 
-/// The run before had no refused prefixes, or was of a release without them.
+/// The earlier run had no refused prefixes, or was of a release without them.
 #[test]
 fn a_restart_closes_what_the_run_before_opened() {
     let mut node = Node::usual_with(config(RefusedPrefixes::none()));

@@ -1,5 +1,5 @@
-//! Maps that something else wrote are put right and counted; those that only the agent writes
-//! are always found as they should be.
+//! Map entries that something else wrote are put right and counted. Entries that only the agent
+//! writes never differ.
 
 use std::collections::BTreeMap;
 
@@ -327,7 +327,7 @@ proptest! {
         }
         let node = &mut world.node;
         run(node);
-        // Nothing else shall happen meanwhile.
+        // Nothing else must happen meanwhile.
         let soon = node.now.plus_secs(2);
         prop_assume!(node.core.next_deadline().is_none_or(|at| at > soon));
         let before = maps(&node.datapath);

@@ -46,7 +46,8 @@ fn numbers_and_names_survive() {
         "{:?}",
         node.datapath.log
     );
-    // At least 30 s are left, whatever the TTL was; then the restored labels go too.
+    // A restored address stays for at least 30 s, whatever its TTL was. Then the restored labels
+    // are removed too.
     let later = node.now.plus_secs(29);
     node.tick(later);
     assert!(node.identity("1.1.1.1").is_some());
@@ -373,7 +374,7 @@ fn a_lost_checkpoint_gives_no_number_in_force_another_meaning() {
     );
 }
 
-/// The agent starts again and receives everything.
+/// The agent starts again and gets everything from its sources.
 pub(super) fn restarted(world: &World) -> Node {
     let mut node = again(&world.node, config(), &[107, 108, 109]);
     node.begin();

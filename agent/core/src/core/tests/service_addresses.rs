@@ -32,7 +32,7 @@ fn an_external_address_that_is_anothers_is_refused_and_named() {
         to("db", 8080, "TCP")
     );
     let mut member = Member::new(&egress(&rules));
-    // The Service of the author comes first: its name and its document are earlier.
+    // The author's Service comes first: its name sorts first, and its document is read first.
     for (address, who) in [
         (VIP, "Service default/db"),
         ("10.2.0.9", "Pod/default/db-0"),
@@ -88,7 +88,7 @@ ports: [{port: 6443}]
         member.delete("Service/default/db");
         member.delete("Pod/default/db-0");
     }
-    // Without the rule it is no DNS server of anyone.
+    // Without the rule it is nobody's DNS server.
     set_policy(&mut member, "[{toCIDR: [203.0.113.53/32]}]");
     assert!(member.node.identity("203.0.113.53").unwrap().is_service());
     member.put(&evil(OUTSIDE));
@@ -138,7 +138,7 @@ fn addresses_of_nodelocal_dns_are_the_dns_services() {
         pod("db-0", "db", "10.2.0.9") + &text
     };
     let mut member = Member::new(&egress(&format!("[{}]", to("db", 8080, "TCP"))));
-    // As the cache binds them: its own address, and that of the Service.
+    // NodeLocal DNSCache binds its own address and that of the Service.
     member.node.event(interfaces(&[LOCAL, "10.96.0.53"]));
     member.put(&dns("other"));
     assert!(!is_open(&member, LOCAL, 80));

@@ -1,4 +1,4 @@
-//! Backends whose pods are not known yet, or not any more; and the blocks of pods.
+//! Backends whose pods are not known yet, or no longer known; and the blocks of pods.
 
 use dns_policy::rule::{NameRules, Servers};
 
@@ -109,7 +109,7 @@ fn an_address_is_left_out_once_however_often_slices_name_it() {
     member.put(&slice("db", &[KNOWN, ("", "10.2.0.10")], "{port: 8080}"));
     member.put(&named);
     assert!(!is_open(&member, VIP, 80));
-    // Once a pod was there, the address may be that of a young pod again.
+    // Once a pod had the address, it may belong to a new pod again.
     member.put(&pod("no", "db", "10.2.0.10"));
     assert!(is_open(&member, VIP, 80));
 }
@@ -135,7 +135,7 @@ fn a_pod_that_went_keeps_its_labels_as_a_backend_for_half_a_minute() {
     assert!(is_open(&member, VIP, 80));
     member.delete("Pod/default/db-0");
     assert!(is_open(&member, VIP, 80));
-    // Its address is another pod's before the slice follows.
+    // Another pod gets its address before the slice follows.
     member.put(&pod("old-0", "old", KNOWN.1));
     assert!(!is_open(&member, VIP, 80));
     member.delete("Pod/default/old-0");
@@ -215,13 +215,13 @@ fn a_backend_whose_pod_is_unknown_is_left_out_for_half_a_minute() {
     assert!(warnings(&member).contains("db-1"), "{}", warnings(&member));
     member.put(&pod("db-1", "db", "10.2.0.10"));
     assert!(is_open(&member, VIP, 80));
-    // A pod that goes before the slice does not close the Service.
+    // A pod that is removed before its slice changes does not close the Service.
     member.delete("Pod/default/db-1");
     assert!(is_open(&member, VIP, 80));
     member.put(&db(&two[..1]));
     member.node.tick(member.node.now.plus_secs(60));
     assert!(is_open(&member, VIP, 80));
-    // The last backend goes: nothing is left to reach.
+    // The last backend is removed: nothing is left to reach.
     member.put(&db(&[]));
     assert!(!is_open(&member, VIP, 80));
 }
@@ -259,7 +259,7 @@ fn a_backend_that_cannot_be_read_closes_its_service() {
     }
 }
 
-/// A port that is none, which the API server accepts, must not leave the Service as it was either.
+/// An invalid port, which the API server accepts, must not leave the Service as it was either.
 #[test]
 fn a_port_that_cannot_be_read_does_not_keep_the_ports_before() {
     for odd in ["0", "65536", "-1"] {

@@ -180,7 +180,7 @@ fn dns_rules_about_pods_hold_at_their_services_address() {
     assert_eq!(at_service.len(), 1);
     assert_eq!(at_service[0].servers, Servers::Identities([id].into()));
     assert!(matches!(&at_service[0].names, NameRules::Names(names) if names.len() == 1));
-    // A server of other labels joins: nothing is asked at the Service any more.
+    // A server with other labels joins: no DNS rule is left for the Service.
     let two = slice(
         "dns",
         &[("dns-0", "10.2.0.9"), ("dns-1", "10.2.0.10")],
@@ -291,7 +291,8 @@ fn backends_that_are_no_pods_are_judged_by_their_addresses() {
     assert!(is_open(&member, VIP, 80));
     member.put(&db(&[("", "198.51.100.7"), ("", "203.0.113.1")]));
     assert!(!is_open(&member, VIP, 80));
-    // Pods of a node's own network are the node: Cilium's toEndpoints does not select them either.
+    // Pods on their node's network count as the node: Cilium's toEndpoints does not select them
+    // either.
     member
         .node
         .event(Event::NodeAddresses(vec!["192.0.2.1".parse().unwrap()]));

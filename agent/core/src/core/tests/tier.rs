@@ -102,7 +102,7 @@ fn list_of(dice: &mut Dice, to: &[String]) -> String {
     list(&rules)
 }
 
-/// Rules beside the list: the name says which.
+/// Rules of a policy beside the list, which [`rules`] takes by number.
 const RULES: &[&str] = &[
     "egress: [{toCIDR: [1.1.1.0/24]}]",
     "egress: [{toEntities: [world], toPorts: [{ports: [{port: '443', protocol: TCP}]}]}]",
@@ -197,8 +197,8 @@ fn each_state(
     }
 }
 
-/// Every packet meets the old verdict or the new one. Gives how many packets have another verdict at
-/// the end.
+/// Checks that every packet meets the old verdict or the new one. Returns how many packets have
+/// another verdict at the end.
 fn old_or_new(before: &MemoryDatapath, node: &Node, steps: &[Step], what: &str) -> usize {
     let (old, new) = (fates(before), fates(&node.datapath));
     each_state(before, steps, |state, step| {
@@ -279,7 +279,8 @@ fn a_map_without_room_opens_nothing() {
     assert!(full > 20 && equal > 100, "{full} {equal}");
 }
 
-/// In each state the fate of a packet is one of those at both ends, or between them. Gives both ends.
+/// Checks that in each state the fate of a packet is one of those at both ends, or between them.
+/// Returns both ends.
 #[track_caller]
 fn between_both_ends(
     before: &MemoryDatapath,

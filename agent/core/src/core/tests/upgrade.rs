@@ -29,7 +29,7 @@ spec:
   - toCIDR: [192.0.2.0/24]
 ";
 
-/// A node that learned, with everything on disk.
+/// A node that learned names, with everything on disk.
 fn learned() -> Node {
     let mut node = Node::usual();
     node.policy(MORE);
@@ -39,15 +39,16 @@ fn learned() -> Node {
     node
 }
 
-/// Numbers of addresses and blocks outside.
+/// Numbers of addresses and blocks outside the cluster.
 fn numbers(datapath: &MemoryDatapath) -> BTreeMap<IpNet, IdentityId> {
     let entries = datapath.ipcache.iter();
     let entries = entries.map(|(key, v)| (prefix_of(key).unwrap(), IdentityId(v.sec_identity)));
     entries.filter(|(_, id)| id.is_local_scope()).collect()
 }
 
-/// What a release up to 1.15 makes of the maps: it has no checkpoint, and each address a number.
-/// The first address of a shared number keeps it, the others get new ones with the same policy.
+/// What a release up to 1.15 makes of the maps: it has no checkpoint, and gives each address a
+/// number of its own. The first address of a shared number keeps it, the others get new ones with
+/// the same policy.
 fn one_number_each(datapath: &mut MemoryDatapath) {
     datapath.checkpoint = None;
     let mut taken = BTreeSet::new();
@@ -96,10 +97,11 @@ fn moves(datapath: &MemoryDatapath) -> Vec<&Step> {
     steps.filter(moves).collect()
 }
 
-/// After the grace: labels are those of names alone, and addresses share numbers again.
+/// Checks that after the grace labels come from names alone, and that addresses share numbers
+/// again.
 fn settles(node: &mut Node, before: &MemoryDatapath) {
     let synced = node.datapath.clone();
-    // Names live on: proxies tell them again.
+    // The names are still valid: proxies report them again.
     node.learn("www.cilium.io", &["1.1.1.1", "1.1.1.2"]);
     node.learn("dev.cilium.io", &["2.2.2.2", "1.1.1.2", "2.2.2.3"]);
     node.tick(node.now.plus_secs(31));
@@ -185,8 +187,8 @@ fn a_number_that_would_mean_two_things_goes_to_neither() {
     check_way(&before, &node.datapath);
 }
 
-/// Two numbers whose meaning is lost mean one thing now: what one of them has in force is not
-/// for the other's addresses.
+/// Two numbers whose meaning is lost mean one thing now: the policy of one must not apply to the
+/// addresses of the other.
 #[test]
 fn two_numbers_that_would_mean_one_thing_do_not_lend_each_other_policy() {
     let of = |names: &[(&str, u16)]| {

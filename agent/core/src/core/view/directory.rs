@@ -1,4 +1,4 @@
-//! Who is where, for proxies that cannot read the maps.
+//! Where endpoints are, for proxies that cannot read the maps.
 
 use shared_maps::IdentityId;
 

@@ -1,6 +1,6 @@
-//! DNS servers of endpoints, by the entries of their policy maps: a server counts where its queries
+//! DNS servers of endpoints, by the entries of their policy maps: a server counts where queries to it
 //! come to the proxy. A rule that also opens port 53 of other addresses, as `toFQDNs` without `toPorts`
-//! does, makes no DNS server of them: their queries pass by the proxy, and nothing is learned.
+//! does, does not make them DNS servers: queries to them bypass the proxy, and nothing is learned.
 
 use std::collections::BTreeSet;
 
@@ -22,10 +22,10 @@ use crate::{
     },
 };
 
-/// Endpoints that a warning names.
+/// Maximum number of endpoints that a warning names.
 const NAMED: usize = 5;
 
-/// What policy maps make of a query to a server.
+/// What policy maps do with a query to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum Way {
     /// It comes to the proxy.
@@ -39,11 +39,11 @@ pub(in crate::core) enum Way {
 /// DNS servers of rules about a name.
 #[derive(Debug, Default)]
 pub(in crate::core) struct ServersOf {
-    /// The rules with the servers whose queries come to the proxy.
+    /// The rules, with the servers to which queries go through the proxy.
     pub rules: EndpointRules,
-    /// Selectors whose servers' queries pass without the proxy.
+    /// Selectors of servers to which queries pass without the proxy.
     pub direct: Vec<String>,
-    /// Selectors all of whose servers are closed, each with one of them and the port.
+    /// Selectors whose servers are all closed, each with one of these servers and the port.
     pub closed: Vec<(String, IdentityId, Port)>,
 }
 
@@ -52,7 +52,7 @@ struct Judge<'a> {
     subject: &'a Subject,
     /// Identities of the trusted DNS servers.
     trusted: BTreeSet<IdentityId>,
-    /// Identities of unknown addresses outside.
+    /// Identities of unknown addresses outside the cluster.
     worlds: Vec<IdentityId>,
 }
 
@@ -62,12 +62,12 @@ enum Judged {
     Counts(SelectorRule),
     /// Some queries pass without the proxy, the others are dropped.
     Direct,
-    /// All are dropped, among them those to this server.
+    /// All queries are dropped, among them the queries to this server.
     Closed(IdentityId),
 }
 
 impl Judge<'_> {
-    /// `None` for a rule that names no server.
+    /// Judges the servers of a rule; `None` if the rule names no server.
     fn judge(&self, rule: &SelectorRule, port: &PortRules) -> Option<Judged> {
         if !self.is_known(rule) {
             return Some(Judged::Counts(rule.clone()));
@@ -119,7 +119,7 @@ impl Judge<'_> {
 }
 
 impl Way {
-    /// The way by the intended entries of a subject's policy maps.
+    /// The way of a query by the intended entries of a subject's policy maps.
     pub(in crate::core) fn of(subject: &Subject, server: IdentityId, port: Port) -> Self {
         let lookup = |id: u32| {
             let (protocol, number) = match id {
@@ -189,7 +189,7 @@ impl State {
         found
     }
 
-    /// EgressFirewalls that leave a family open of which an endpoint of this node has an address.
+    /// EgressFirewalls that leave open a family of which an endpoint of this node has an address.
     fn open_families(&self) -> impl Iterator<Item = String> {
         let has = |is_ipv4: bool| {
             let mut addresses = self.endpoints.iter().flat_map(Endpoint::addresses);
@@ -209,8 +209,8 @@ impl State {
 }
 
 impl State {
-    /// EgressFirewalls of an endpoint that leave a family open of which it has an address, and the
-    /// target is or may be.
+    /// EgressFirewalls of an endpoint that leave open a family of which the endpoint has an
+    /// address, and of which the target has or may have one.
     pub(in crate::core) fn open_families_of(
         &self,
         endpoint: &Endpoint,

@@ -1,8 +1,8 @@
-//! What becomes of a packet, as far as this node can tell.
+//! What happens to a packet, as far as this node can tell.
 
 use serde::{Deserialize, Serialize};
 
-/// What becomes of packets, from the worst to the best.
+/// What happens to packets, from the worst to the best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {

@@ -55,7 +55,7 @@ pub struct BackendFound {
     /// Address, and its labels or its pod.
     pub who: String,
     pub address: IpAddr,
-    /// kube-proxy gives it new connections: it is ready, or no backend is.
+    /// Whether kube-proxy gives it new connections: it is ready, or no backend is.
     pub is_chosen: bool,
     /// The endpoint of this node that it is.
     pub endpoint: Option<EndpointId>,
@@ -63,10 +63,10 @@ pub struct BackendFound {
     pub elsewhere: Option<Elsewhere>,
     /// Port of the backend, to which the Service translates `service_port`.
     pub port: Port,
-    /// Its pod is not known yet, so the others decide.
+    /// Whether its pod is not known yet, so that the other backends decide.
     pub is_left_out: bool,
-    /// What the sender's policy says of it; `None` while it is left out, because its pod is unknown,
-    /// and behind a port of the node, at which egress is judged.
+    /// What the sender's policy says of it. `None` while it is left out because its pod is unknown,
+    /// and behind a port of the node, where egress is judged at that port.
     pub verdict: Option<Verdict>,
     /// The first ordered rule that covers the packet.
     pub tier: Option<RuleView>,
@@ -77,7 +77,8 @@ pub struct BackendFound {
 /// A port of a node that leads to a Service.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePortFound {
-    /// Its `ports` has the port of the node. It has no backends if that is another node.
+    /// The Service, with the port of the node among its `ports`. It has no backends if the port is
+    /// another node's.
     pub service: ServiceFound,
     /// The other node whose port it is.
     pub elsewhere: Option<Elsewhere>,

@@ -27,7 +27,7 @@ use crate::{
 };
 
 impl State {
-    /// What there is on an address, for people: the Service or the pod that has it.
+    /// The Service or the pod that has an address, as a text.
     pub(crate) fn object_at(&self, address: IpAddr) -> Option<String> {
         let metadata = self.ipcache.get(address.into())?;
         metadata.identity()?;
@@ -113,7 +113,7 @@ impl State {
         )
     }
 
-    /// The backends of a port; judged by the sender's policy, if that is about them.
+    /// The backends of a port, judged by the sender's policy if it applies to them.
     fn backends_found(
         &self,
         at: &ServiceAt,
@@ -202,7 +202,7 @@ fn port_of(port: &PortAt) -> Port {
     }
 }
 
-/// What the backends of one port make together.
+/// The combined verdict of the backends of one port.
 #[derive(Default)]
 struct Together {
     /// `None` if no port is given.
@@ -221,7 +221,8 @@ fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound
     let closed = known().find(|(verdict, _)| !verdict.passes());
     let proxied = known().find(|(verdict, _)| *verdict == Verdict::Proxied);
     if let Some((verdict, backend)) = closed.or(proxied).or_else(|| known().next()) {
-        // The Service's port may be observed where those of its backends are not.
+        // Answers may be observed at the Service's port although they are not at its backends'
+        // ports.
         let is_observed = verdict.passes() && own.observed().is_at(port.protocol, port.number);
         return Together {
             verdict: Some(if is_observed {
@@ -246,7 +247,7 @@ fn together(own: &Endpoint, id: IdentityId, port: Port, backends: &[BackendFound
     }
 }
 
-/// What becomes of packets to which only rules about every peer, protocol and port apply.
+/// What happens to packets to which only rules about every peer, protocol and port apply.
 fn everything(side: &Side) -> (Verdict, Vec<RuleView>) {
     let everyone = side
         .rules

@@ -1,4 +1,4 @@
-//! Answers that open nothing for a policy that means their name, because their server is not trusted.
+//! Answers for names in policies that open nothing, because their server is not trusted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Which rules mean a name.
+/// The kind of rules that name a DNS name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MeantBy {
     Firewall,
@@ -36,7 +36,7 @@ pub enum MeantBy {
 /// An address of a name. No DNS server whose answers count for these rules gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UntrustedAnswer {
-    /// Rules that mean the name.
+    /// The rules that name the DNS name.
     pub meant_by: MeantBy,
     pub name: Fqdn,
     pub address: IpAddr,
@@ -45,7 +45,7 @@ pub struct UntrustedAnswer {
 }
 
 impl State {
-    /// Answers that do not count, if a rule of the subject depends on whose answers do.
+    /// Answers that do not count, if a rule of the subject depends on which answers count.
     pub(super) fn find_untrusted(
         &self,
         findings: &mut Findings,
@@ -70,8 +70,8 @@ impl State {
         }
     }
 
-    /// Of `known`, the answers whose name the ordered rules have, if no answer that counts gave the
-    /// same.
+    /// Those of the `known` answers whose name the ordered rules have, and that no answer which
+    /// counts gave too.
     fn untrusted_answers<'a>(
         &self,
         side: &Side,
@@ -98,8 +98,8 @@ impl State {
         pairs.into_iter().filter_map(answer).collect()
     }
 
-    /// Answers that gave an address to a name of a subject's `toFQDNs` rules and do not count. Those
-    /// for `name`, or with `address`, if one is given.
+    /// Answers that gave an address to a name of a subject's `toFQDNs` rules and do not count. If
+    /// `name` or `address` is given, only answers for it are returned.
     fn passed_answers(
         &self,
         subject: &Subject,
@@ -141,7 +141,7 @@ impl State {
     pub(in crate::core) fn passed_warnings(&self) -> Vec<String> {
         let mut servers: BTreeMap<SocketAddr, Vec<&PassedAnswer>> = BTreeMap::new();
         for passed in &self.learned.passed.0 {
-            // Servers that became trusted and pods that went are left out.
+            // Servers that became trusted and removed pods are left out.
             if !self.is_trusted(passed.server) && self.endpoints.get(passed.endpoint).is_some() {
                 servers.entry(passed.server).or_default().push(passed);
             }

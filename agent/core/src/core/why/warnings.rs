@@ -6,9 +6,9 @@ use crate::{
     policy::{cidr_group::group_key, document::Body, lint},
 };
 
-/// Endpoints that a warning names.
+/// Maximum number of endpoints that a warning names.
 const NAMED: usize = 5;
-/// Most warnings that are given at once.
+/// Maximum number of warnings that are given at once.
 const WARNINGS: usize = 50;
 
 impl Core {

@@ -116,7 +116,7 @@ struct History {
     trusted_until: String,
 }
 
-/// [`History`] as it is written: nothing is copied, for there may be a hundred thousand.
+/// [`History`] as it is written: nothing is copied, because there may be a hundred thousand names.
 #[derive(Serialize)]
 struct HistoryOut<'a> {
     fqdn: &'a str,

@@ -12,11 +12,11 @@ use super::{EndpointFile, HistoryEntry, ServerAddresses, render};
 pub(crate) struct UnrenderedFile {
     /// The endpoint; its history is in `pairs`.
     pub(crate) file: EndpointFile,
-    /// Addresses learned and not expired. Those of one name follow one another.
+    /// Addresses learned and not expired. Addresses of one name follow one another.
     pub(crate) pairs: Vec<LearnedPair>,
     /// Where the servers of its DNS rules are.
     pub(crate) servers: ServerAddresses,
-    /// Most addresses that a rule lists.
+    /// Maximum number of addresses that a rule lists.
     pub(crate) max_servers: usize,
     /// Unix time of the machine's boot, nanoseconds.
     pub(crate) boot_unix_ns: u64,

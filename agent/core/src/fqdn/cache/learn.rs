@@ -32,7 +32,8 @@ pub(crate) struct Answer<'a> {
     pub expires: BootTime,
     /// End of the lease that it would have, if it may have one.
     pub lease_end: Option<BootTime>,
-    /// When it ends for rules to which only trusted DNS servers count, if it comes from one.
+    /// When it ends for rules for which only trusted DNS servers count; `None` if another server
+    /// gave it.
     pub trusted_until: Option<BootTime>,
 }
 
@@ -57,8 +58,9 @@ impl Lookup {
 
 impl NameCache {
     /// Learns one address. True if it has the lease that was asked for: no lease is given near a limit
-    /// of the endpoint, or while the pair's own is being revoked. Merging is commutative: the later
-    /// expiry and the later lease win; of two that expire at once the one seen last.
+    /// of the endpoint, or while the pair's lease is being revoked. Merging is commutative: the later
+    /// expiry and the later lease win; of two lookups that expire at the same time, the one seen last
+    /// wins.
     pub(crate) fn learn(&mut self, answer: &Answer<'_>) -> bool {
         let (endpoint, name, address) = (answer.endpoint, answer.name, answer.address);
         let names = self.endpoints.entry(endpoint).or_default();

@@ -21,11 +21,11 @@ const FULL: u64 = 1;
 /// Limits on what each endpoint learns and keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Valid addresses per endpoint and name.
+    /// Maximum number of valid addresses per endpoint and name.
     pub per_name: usize,
-    /// Pairs (name, address) per endpoint, valid or in zombies.
+    /// Maximum number of pairs (name, address) per endpoint, valid or in zombies.
     pub per_endpoint: usize,
-    /// Most zombies per endpoint; 0 = expired addresses are removed at once.
+    /// Maximum number of zombies per endpoint; 0 = expired addresses are removed at once.
     pub zombies: usize,
     /// How long an idle connection counts as alive.
     pub idle_grace: Duration,
@@ -95,7 +95,7 @@ impl NameCache {
         self.released.extend(gone);
     }
 
-    /// Lets the least valuable zombies go if there are too many.
+    /// Releases the least valuable zombies if there are too many.
     pub(super) fn cap_zombies(&mut self, endpoint: EndpointId, now: BootTime) -> Vec<NamePair> {
         let limit = self.limits.zombies;
         let Some(names) = self.endpoints.get(&endpoint) else {

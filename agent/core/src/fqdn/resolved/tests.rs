@@ -161,7 +161,7 @@ fn a_pair_that_no_endpoint_holds_waits_for_its_connections_only() {
     assert_eq!(pairs.scanned(at(20)).len(), 1);
 }
 
-/// Pods under a wildcard learn as many as they like.
+/// Pods under a wildcard learn as many pairs as they like.
 #[test]
 fn answers_take_no_room_from_objects_of_the_store() {
     let mut pairs = pairs();

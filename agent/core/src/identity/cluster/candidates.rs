@@ -1,5 +1,5 @@
 //! Which numbers a label set may have in the cluster, from the labels alone: agents that create an object for
-//! the same labels at once choose the same name.
+//! the same labels at the same time choose the same name.
 
 use std::{fmt, str::FromStr};
 
@@ -8,11 +8,11 @@ use shared_maps::IdentityId;
 
 use crate::{checksum::Sum, labels::LabelSet};
 
-/// Numbers that a label set may have at first.
+/// How many numbers a label set may have at first.
 pub(crate) const CANDIDATES: u64 = 64;
-/// Numbers that it may have if other labels have all of these.
+/// How many further numbers it may have if other labels have all of the first ones.
 const FURTHER: u64 = 1024;
-/// Numbers from here on are those of a node. No object has one.
+/// The first of the numbers that a node gives by itself. No object has one of these numbers.
 pub(crate) const NODE_FIRST: IdentityId = IdentityId(61_440);
 
 /// The numbers that agents give to label sets, both ends included.
@@ -82,8 +82,9 @@ impl fmt::Display for IdentityRange {
 /// The numbers that a label set may have, the first choice first. The sequence is the same in every version:
 /// another one would give the same labels two numbers while a cluster is upgraded.
 ///
-/// It begins with the 64-bit FNV-1a hash of source, key and value of each label, in the order of the set, each
-/// with a byte 0 behind it. Number `k` is the finalizer of SplitMix64 of the hash plus `k` times its increment.
+/// It begins with the 64-bit FNV-1a hash of source, key and value of each label, each followed by a zero byte,
+/// in the order of the set. Number `k` is at this place of the range: the finalizer of SplitMix64 for the hash
+/// plus `k` times SplitMix64's increment, modulo the size of the range.
 pub fn candidates(
     labels: &LabelSet,
     range: IdentityRange,

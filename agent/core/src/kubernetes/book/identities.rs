@@ -52,8 +52,8 @@ impl Identities {
         }
     }
 
-    /// What changed since the last call; numbers that go come first. Duplicates are given as such: they give no
-    /// number.
+    /// What changed since the last call; removed numbers come first. Duplicates are returned as such: they give
+    /// no number.
     pub(super) fn changes(&mut self) -> Vec<SourceEvent<CiliumIdentity>> {
         let (mut gone, mut put) = (Vec::new(), Vec::new());
         for id in std::mem::take(&mut self.touched) {
@@ -79,8 +79,9 @@ impl Identities {
         gone
     }
 
-    /// As it is given: the one that counts, or a duplicate. None of a document that does not count, nor of an object
-    /// that only a document of this node precedes: other nodes use its number.
+    /// The object as [`Self::changes`] returns it: as one that counts, or as a duplicate. `None` for a document that
+    /// does not count. An object of the API server is no duplicate if only documents of this node precede it: other
+    /// nodes use its number.
     fn given(&self, object: &CiliumIdentity) -> Option<CiliumIdentity> {
         let numbers = self.numbers.get(&object.labels)?;
         if numbers.first()?.id == object.id {

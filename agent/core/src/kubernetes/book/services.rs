@@ -77,7 +77,7 @@ impl KnownService {
 }
 
 impl KnownSlice {
-    /// `known` gives the key of a pod that is stored elsewhere, too.
+    /// `known` returns the stored key of a pod, so that the slice shares it.
     fn of(slice: &EndpointSlice, known: impl Fn(&str) -> Option<Arc<str>>) -> Self {
         let backends = slice.backends.iter().flat_map(|backend| {
             let pod = backend.pod.as_deref();
@@ -112,7 +112,7 @@ impl Services {
         }
     }
 
-    /// `known` gives the key of a pod that is stored elsewhere, too.
+    /// `known` returns the stored key of a pod, so that the slice shares it.
     pub(super) fn put_slice(
         &mut self,
         slice: &EndpointSlice,

@@ -1,4 +1,4 @@
-//! Joins, one by one; and random histories against a join of the whole.
+//! Joins, one by one; and random histories compared with a join of all documents at once.
 
 use proptest::prelude::*;
 
@@ -84,7 +84,7 @@ status: {{podIP: 10.2.0.{}}}
     let expected = [("shop/a", Some("of-api")), ("shop/static", Some("of-node"))];
     assert_eq!(uids.collect::<Vec<_>>(), expected);
     assert_eq!(book.take_local(), None);
-    // It has ended.
+    // The pod has ended.
     book.remove("Pod/shop/a");
     book.changes();
     assert_eq!(book.take_local().unwrap().len(), 1);
@@ -295,7 +295,7 @@ fn numbers(changes: &Changes) -> Vec<String> {
 #[test]
 fn of_two_objects_with_one_label_set_the_older_counts_in_both_orders() {
     let cases = [
-        // Each first is the one that counts.
+        // The first identity of each pair is the one that counts.
         (identity(6000, Some(MORNING)), identity(5000, Some(NOON))),
         (identity(5000, Some(NOON)), identity(6000, Some(NOON))),
         (identity(6000, Some(NOON)), identity(5000, None)),
@@ -321,7 +321,7 @@ fn of_two_objects_with_one_label_set_the_older_counts_in_both_orders() {
             warning.contains(&format!("{} has the same", other.key)),
             "{warning}"
         );
-        // The one that counted goes: the other takes its place.
+        // The one that counted is removed: the other takes its place.
         book.remove(&counts.key);
         assert_eq!(numbers(&book.changes()), [format!("gone {first}"), second]);
     }
@@ -351,7 +351,7 @@ fn an_object_has_its_time_its_uid_and_its_maker() {
     assert_eq!(object.created, Some(1_795_435_200));
     assert!(object.is_ours);
     assert_eq!(object.uid.as_deref(), Some("u-5000"));
-    // Made again under the same name.
+    // The object is made again under the same name.
     book.put(&identity(5000, Some("2026-11-23T12:00:01Z")));
     assert_eq!(numbers(&book.changes()), ["5000"]);
 }

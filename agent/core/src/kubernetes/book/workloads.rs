@@ -64,7 +64,7 @@ impl Workloads {
         }
     }
 
-    /// The labels of a namespace changed.
+    /// Forgets the labels of a namespace's workloads, because the namespace's labels changed.
     pub(super) fn forget(&mut self, namespace: &str) {
         for (workload, known) in &mut self.0 {
             if workload.namespace == namespace {

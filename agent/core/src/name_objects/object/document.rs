@@ -12,10 +12,10 @@ use super::{
 };
 use crate::name_objects::dns_name::{self, NameError};
 
-/// Most flaws of an object that are described.
+/// Maximum number of flaws of an object that are described.
 const FLAWS: usize = 4;
 const SECOND: u64 = 1_000_000_000;
-/// Most bytes that are kept of the reason and of the message of a condition.
+/// Maximum number of characters that are kept of the reason, and of the message, of a condition.
 const LONGEST_TEXT: usize = 256;
 
 /// Why a document is not an object.
@@ -49,8 +49,8 @@ impl Resolver {
     /// Reads a document. `namespace` is its namespace if it names none.
     ///
     /// # Errors
-    /// It is not an object, or its name cannot be used. A status never refuses an object: entries
-    /// that cannot be used are left out and are [`Read::flaws`].
+    /// It is not an object, or its name cannot be used. A faulty status is no error: its entries that
+    /// cannot be used are left out and are [`Read::flaws`].
     pub fn read(document: &Value, namespace: &str) -> Result<Read, ObjectError> {
         let document = Document::deserialize(document)
             .map_err(|error| ObjectError::Shape(error.to_string()))?;

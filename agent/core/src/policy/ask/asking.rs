@@ -1,6 +1,6 @@
-//! Whether a sender may ask for a name: some DNS server must exist whose queries its policy sends to
-//! the proxy, with a rule that allows the name there. The servers that rules name are tried, one for
-//! each selector, and judged as packets are.
+//! Whether a sender may ask for a name: some DNS server must exist to which the sender's policy
+//! sends queries through the proxy, with a rule that allows the name there. The servers that rules
+//! name are tried, one for each selector, and judged as packets are.
 
 use dns_policy::{name::Fqdn, pattern::Pattern};
 
@@ -82,7 +82,7 @@ pub(super) fn asking(
     })
 }
 
-/// Whether a rule with DNS names is among them.
+/// Whether one of these rules has DNS names.
 fn names(rules: &[Match<'_>]) -> bool {
     let mut ports = rules.iter().flat_map(|found| &found.rule.rule.ports);
     ports.any(|port| port.dns.is_some())

@@ -19,7 +19,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CiliumEndpoint {
     pub namespace: String,
-    /// Its name, that of the pod.
+    /// Its name, which is also the pod's.
     pub name: String,
     /// Labels of its identity, from `status.identity.labels`.
     pub labels: LabelSet,

@@ -61,7 +61,7 @@ pub(in crate::policy) fn read(head: &Head, value: &Value) -> Checked<CiliumIdent
         id,
         labels: LabelSet::new(labels),
         created: metadata.created.map(|ns| ns / SECOND),
-        // Another value, also one that is no text, is another program's.
+        // Any other value, even one that is no text, is another program's.
         is_ours: is_ours(made_by.as_str()),
         uid: uid.map(Arc::from),
         is_document: false,

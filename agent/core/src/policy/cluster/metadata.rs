@@ -10,7 +10,7 @@ use netpol::{
 
 use crate::policy::head::Head;
 
-/// What of an object's metadata has a meaning.
+/// The fields of an object's metadata that have a meaning here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Metadata {
     pub(super) labels: BTreeMap<String, String>,

@@ -17,12 +17,12 @@ use crate::{
     tunnel_mode::TunnelMode,
 };
 
-/// The widest block of one node's pods: private blocks of IPv4 are no wider.
+/// Prefix length of the widest IPv4 block of one node's pods: private blocks are no wider.
 const WIDEST_V4: u8 = 8;
-/// The same of IPv6: a registry gives no wider one to a network.
+/// The same for IPv6: registries give no wider block to a network.
 const WIDEST_V6: u8 = 16;
 
-/// Annotation of a CiliumNode: the part of the node in the tunnel between nodes, as in
+/// Annotation of a CiliumNode: the role of the node in the tunnel between nodes, as in
 /// `--high-scale-ipcache`.
 pub const HIGH_SCALE: &str = "holdfast.io/high-scale";
 
@@ -53,7 +53,8 @@ pub struct Node {
     pub pod_blocks: BTreeSet<IpNet>,
     /// Labels of the CiliumNode or Node object.
     pub labels: BTreeMap<String, String>,
-    /// The object has no labels of its Node: an agent wrote it that does not copy them, or could not.
+    /// Whether the object has no labels of its Node: it was written by an agent that does not, or
+    /// could not, copy them.
     pub is_unlabelled: bool,
     /// What [`HIGH_SCALE`] says, if that is a mode.
     pub high_scale: Option<TunnelMode>,
@@ -61,8 +62,8 @@ pub struct Node {
 
 impl Node {
     /// Labels of each address, and of the blocks of its pods; the node called `own` is this one
-    /// (Cilium `pkg/node/manager`, nodeIdentityLabels). Of its object's labels only those count whose
-    /// key a selector of nodes names: each combination of values is an identity.
+    /// (Cilium `pkg/node/manager`, nodeIdentityLabels). A label of its object counts only if a
+    /// selector of nodes names the label's key: each combination of values is an identity.
     pub(in crate::policy) fn address_labels(
         &self,
         own: Option<&str>,
@@ -199,8 +200,8 @@ fn written_blocks(field: &Field<'_>) -> Checked<Blocks> {
     blocks.collect()
 }
 
-/// Leaves out blocks that cannot be those of one node's pods: nothing outside of the cluster would
-/// be the world. The node's addresses count all the same.
+/// Leaves out blocks that cannot be those of one node's pods: otherwise no address outside the
+/// cluster would count as the world. The node's addresses count all the same.
 fn refuse_odd_blocks(blocks: &mut Blocks, nodes: &BTreeSet<IpAddr>, warnings: &mut Vec<String>) {
     blocks.retain(|path, block| {
         let widest = match block {

@@ -19,7 +19,7 @@ use crate::{
 pub struct Pod {
     pub namespace: String,
     pub name: String,
-    /// Its uid; that of a static pod is the one that its kubelet uses.
+    /// Its uid; for a static pod, the uid that its kubelet uses.
     pub uid: Option<Arc<str>>,
     /// Labels of the pod alone, without those of its namespace.
     pub labels: BTreeMap<String, String>,

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::labels::Label;
 
-/// Reads an address as API server and kube-proxy do: IPv4 may have leading zeros, which mean nothing,
-/// and may be within IPv6.
+/// Reads an address as the API server and kube-proxy do: IPv4 may have leading zeros, which mean
+/// nothing, and may be embedded in IPv6.
 fn parse_address(written: &str) -> Option<IpAddr> {
     let with_zeros = || {
         let part = |part: &str| {

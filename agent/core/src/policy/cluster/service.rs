@@ -24,14 +24,14 @@ pub struct Service {
     pub name: String,
     /// Addresses in the cluster. Empty if it is headless or an external name.
     pub cluster_ips: Vec<IpAddr>,
-    /// Addresses outside that are routed to nodes.
+    /// Addresses outside the cluster that are routed to nodes.
     pub external_ips: Vec<IpAddr>,
     /// Addresses of its load balancer that nodes translate themselves (`ipMode: VIP`).
     pub load_balancer_ips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
     /// Labels of the pods behind it; empty if its slices are written by hand.
     pub selector: BTreeMap<String, String>,
-    /// Another program than kube-proxy translates it.
+    /// Whether another program than kube-proxy translates it.
     pub has_other_proxy: bool,
 }
 

@@ -11,7 +11,7 @@ use crate::{
     policy::validate::prefix,
 };
 
-/// Blocks of Services. An address in them that no Service has is not the world.
+/// Blocks of Services. An address in them that no Service has does not count as the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCidr {
     pub blocks: BTreeSet<IpNet>,

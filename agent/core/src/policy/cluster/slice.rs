@@ -42,11 +42,11 @@ pub struct Backend {
     /// Its addresses: of one family, and all of the same machine or pod. An unspecified address stands
     /// for one that cannot be read here: kube-proxy may still read it.
     pub addresses: Vec<IpAddr>,
-    /// It may get new connections.
+    /// Whether it may get new connections.
     pub ready: bool,
-    /// It answers, ready or not.
+    /// Whether it answers, ready or not.
     pub serving: bool,
-    /// It is about to end.
+    /// Whether it is about to end.
     pub terminating: bool,
     /// The pod behind it, `namespace/name`.
     pub pod: Option<String>,

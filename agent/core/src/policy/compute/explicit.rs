@@ -1,10 +1,11 @@
 //! Maps without entries for everyone.
 //!
 //! An identity that a map has no entry of gets what the entries for everyone say. If these let
-//! packets pass, a deny without room in the map would be open. The policy of an endpoint whose map is
-//! full becomes *explicit* in that direction: no entries for everyone, and a table for each identity,
-//! with the same verdicts. A missing entry then drops packets, of this endpoint and no other. A table
-//! that drops everything needs no entry, so that denied identities take no room.
+//! packets pass in a direction, a deny without room in the map would be open. The policy of an
+//! endpoint whose map is full becomes *explicit* in such a direction: no entries for everyone, and a
+//! table for each identity, with the same verdicts. A missing entry then drops packets, of this
+//! endpoint and no other. A table that drops everything needs no entry, so that denied identities
+//! take no room.
 
 use std::borrow::Cow;
 
@@ -23,8 +24,7 @@ pub(crate) struct Explicit {
 }
 
 impl Explicit {
-    /// Of the directions in which `denied` has an entry, those in which entries for everyone let a
-    /// packet pass.
+    /// The directions in which `denied` has an entry, and entries for everyone let a packet pass.
     pub(crate) fn for_denied<'a>(
         denied: impl Iterator<Item = &'a PolicyKey>,
         everyone: &Entries,
@@ -53,7 +53,7 @@ impl Explicit {
         self.egress || self.ingress
     }
 
-    /// The directions of either of the two.
+    /// The directions that are in `self`, in `other` or in both.
     pub(crate) const fn or(self, other: Self) -> Self {
         Self {
             egress: self.egress || other.egress,
@@ -79,14 +79,15 @@ impl Explicit {
     }
 }
 
-/// Whether one of the entries lets packets in this direction pass, to the proxy at least.
+/// Whether one of the entries lets packets in this direction pass, if only to the proxy.
 pub(crate) fn lets_pass(entries: &Entries, direction: u8) -> bool {
     let mut entries = entries.iter();
     entries.any(|(key, value)| key.egress == direction && !value.is_deny())
 }
 
 /// The entries of a Service: what its own entries and those for everyone mean together. Its own entries
-/// say all about its ports, and of those for everyone only the one for every protocol and port counts.
+/// alone decide about its ports. Of the entries for everyone, only the one for every protocol and port
+/// counts.
 pub(crate) fn of_service(id: IdentityId, mut own: Entries, everyone: &Entries) -> Entries {
     let everything = PolicyKey::new(id.0, EGRESS, 0, 0, 0);
     let for_everyone = PolicyKey::new(IdentityId::UNKNOWN.0, EGRESS, 0, 0, 0);

@@ -63,7 +63,7 @@ pub(crate) enum PortVerdict {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rendered {
     pub entries: Entries,
-    /// A port has backends of which some are allowed and some are not.
+    /// Whether a port has backends of which some are allowed and some are not.
     pub is_mixed: bool,
 }
 
@@ -134,7 +134,8 @@ pub(crate) fn render(
     let mut rendered = Rendered::default();
     let verdicts = service.ports.iter().map(|port| {
         let verdict = match verdict(of, port) {
-            // The Service's port may be observed where those of its backends are not.
+            // Answers may be observed at the Service's port although they are not at its backends'
+            // ports.
             PortVerdict::Allowed if observed.is_at(port.protocol, port.port) => {
                 PortVerdict::Redirected
             }

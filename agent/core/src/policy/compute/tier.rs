@@ -33,10 +33,11 @@ use crate::{
 };
 
 /// Precedence of the entries of tables. Only a deny for everyone is above it, and a table denies
-/// whatever that denies.
+/// whatever such a deny denies.
 const PRECEDENCE: u32 = PRECEDENCE_DENY - 1;
 
-/// Most tables that are kept while the rules stay. Most identities share one of a few.
+/// Maximum number of tables that are kept while the rules stay. Most identities share one of a few
+/// tables.
 const KEPT: usize = 4096;
 
 /// Whether an entry is one of a table.
@@ -102,7 +103,7 @@ struct Row {
 
 impl Tier {
     /// The tier of a side's ordered rules, whose selectors are registered; `None` if the side has no
-    /// such rule. The entries for everyone are those of `before`.
+    /// such rule. It takes the entries for everyone from `before`.
     pub(super) fn of(
         side: &Side,
         selectors: &SelectorCache,
@@ -137,7 +138,7 @@ impl Tier {
         self.by_selector.contains_key(&selector)
     }
 
-    /// Takes the entries for everyone. True if those of egress are others than before.
+    /// Takes the entries for everyone. True if the ones of egress changed.
     pub(super) fn follow_everyone(&mut self, entries: &Entries) -> bool {
         let blocks = Block::all(entries, EGRESS);
         if self.everyone == blocks {
@@ -148,8 +149,8 @@ impl Tier {
         true
     }
 
-    /// The table of an identity, if one of these selectors, which select it, is that of a rule. `own`
-    /// are its entries of egress by the other rules.
+    /// The table of an identity; `None` if no ordered rule uses one of the selectors `selecting`,
+    /// which select the identity. `own` are its entries of egress by the other rules.
     pub(super) fn table(
         &mut self,
         identity: IdentityId,

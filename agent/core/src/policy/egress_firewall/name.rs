@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use netpol::field::{Checked, Field};
 
-/// Most bytes of a name without its final dot.
+/// Maximum number of bytes of a name without its final dot.
 const MAX_NAME: usize = 253;
-/// Most bytes of one label (RFC 1035, 2.3.4).
+/// Maximum number of bytes of one label (RFC 1035, 2.3.4).
 const MAX_LABEL: usize = 63;
 const EXAMPLE: &str = "write a name such as www.example.com, or *.example.com for one label of it";
 const LETTERS: &str = "labels have letters, digits and dashes between them; write a name such as \

@@ -16,13 +16,13 @@ use crate::{
 /// Protocols of DNS: UDP, TCP.
 const DNS_PROTOCOLS: [u8; 2] = [17, 6];
 const DNS_PORT: u16 = 53;
-/// Most warnings about DNS servers.
+/// Maximum number of warnings about DNS servers.
 const FOUND: usize = 20;
 /// A block with a prefix no longer than this covers the addresses of a family that are in use, as
 /// 2000::/3 does.
 const NEARLY_ALL: u8 = 3;
 
-/// What remedies a denied DNS server.
+/// The remedy for a denied DNS server.
 pub const ALLOW_BEFORE: &str = "allow port 53 of the DNS server, UDP and TCP, in a rule before it";
 
 /// Whether a block is of one family.
@@ -75,8 +75,8 @@ pub fn open_family(document: &PolicyDocument) -> Option<OpenFamily> {
     })
 }
 
-/// Keys of firewalls, each with a warning: DNS rules of policies send queries to servers outside that
-/// the firewall of the same pods denies.
+/// Keys of firewalls, each with a warning: DNS rules of policies send queries to servers outside the
+/// cluster that the firewall of the same pods denies.
 pub fn denied_servers(documents: &[&PolicyDocument]) -> Vec<(String, String)> {
     let mut found = BTreeSet::new();
     let firewalls = documents.iter().filter(|document| document.is_firewall());
@@ -131,8 +131,8 @@ fn may_share(rule: &Rule, firewall: &PolicyDocument) -> bool {
     })
 }
 
-/// Blocks of DNS servers outside that rules with DNS names are about, with the paths of the rules. A
-/// rule that is also about other servers is left out.
+/// Blocks of DNS servers outside the cluster that rules with DNS names are about, with the paths of
+/// the rules. A rule that is also about other servers is left out.
 fn dns_servers(rule: &Rule) -> impl Iterator<Item = (&str, Vec<IpNet>)> {
     let peers = rule.egress.peers.iter();
     let dns = peers.filter(|rule| {

@@ -17,9 +17,9 @@ use crate::{
     selector::selector::{CidrSelector, Entity, LabelSelector, Operator, Selector},
 };
 
-/// Most pairs of names that are compared: a status must not wait for more.
+/// Maximum number of pairs of names that are compared: a status must not wait for more.
 const COMPARED: usize = 100_000;
-/// Most warnings that are given.
+/// Maximum number of warnings that are given.
 const FOUND: usize = 20;
 
 /// DNS servers that every namespace trusts.
@@ -29,7 +29,7 @@ pub struct KnownServers<'a> {
     pub namespace: &'a str,
     /// Servers that are trusted by address.
     pub given: &'a [IpAddr],
-    /// Answers of other servers open nothing.
+    /// Whether answers of other servers open nothing.
     pub only_trusted: bool,
 }
 
@@ -152,7 +152,7 @@ fn is_for(policy: &PolicyDocument, other: &PolicyDocument) -> bool {
 }
 
 impl KnownServers<'_> {
-    /// Whether every namespace trusts such a server: no other owner has one.
+    /// Whether every namespace trusts this server: no other owner has one.
     fn has(&self, server: Option<&Selector>) -> bool {
         match server {
             Some(Selector::Labels(labels)) => self.is_in_namespace(labels),
@@ -184,8 +184,8 @@ fn address(block: &CidrSelector) -> Option<IpAddr> {
     is_single.then(|| block.prefix.addr())
 }
 
-/// Whether a rule about `own` servers lets pods ask `server` too, as far as can be said without
-/// labels of pods.
+/// Whether a rule about `own` servers lets pods ask `server` too, as far as this can be told
+/// without labels of pods.
 fn includes(own: Option<&Selector>, server: Option<&Selector>) -> bool {
     match (own, server) {
         (None, _) => true,

@@ -8,7 +8,7 @@ use crate::{
     selector::selector::Selector,
 };
 
-/// What the author should know of each rule, if pods of other nodes are not read
+/// A warning about each rule that selects fewer pods if pods of other nodes are not read
 /// (`--high-scale-prune`).
 pub fn warnings(document: &PolicyDocument) -> Vec<String> {
     let rules = document.rules().iter();

@@ -14,8 +14,8 @@ const NO_PODS: &str = "an ipBlock does not mean pods or nodes, whatever their ad
                        `netpol run`, where it means every address; add a peer with podSelector or \
                        namespaceSelector for the pods that it covers";
 
-/// What the author of a NetworkPolicy with blocks should know: which pods of these documents its
-/// blocks cover, or, if there are none, that blocks do not mean pods.
+/// A warning for the author of a NetworkPolicy with blocks. It names the pods of these documents
+/// that the blocks cover, or, if there are none, says that blocks do not mean pods.
 pub fn blocks_without_pods(document: &PolicyDocument, all: &[&PolicyDocument]) -> Option<String> {
     if !document.key.starts_with("NetworkPolicy/") {
         return None;

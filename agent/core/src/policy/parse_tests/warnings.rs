@@ -1,4 +1,4 @@
-//! What a document is warned about, and what says too little or too much.
+//! Warnings about documents, and documents that say too little or too much.
 
 use super::*;
 

@@ -1,8 +1,8 @@
 //! Documents of the cluster, from watches of its API server.
 //!
-//! Pure: what the watches see goes in, changes come out. None come out until every watch has listed
-//! once. A list that is read again is compared with the former one: only the difference comes out.
-//! A document is compared by its hash: the document itself is the core's or the book's.
+//! Pure: what the watches see goes in, changes come out. No change comes out until every watch has
+//! listed once. A list that is read again is compared with the former one: only the difference
+//! comes out. A document is compared by its hash: the document itself is the core's or the book's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,16 +15,16 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// Refused documents that are logged one by one.
+/// Maximum number of refused documents that are logged one by one.
 const LOGGED: usize = 100;
 
-/// Instead of the hash of a stored document.
+/// Value in place of the hash of a stored document.
 const STORED: u64 = 0;
 
 /// The namespace whose uid identifies a cluster: every cluster has it, and it cannot be deleted.
 const OF_THE_CLUSTER: &str = "Namespace/kube-system";
 
-/// Objects as JSON by document key; none = the object is gone.
+/// Objects as JSON by document key; `None` = the object is gone.
 pub type Changed = BTreeMap<String, Option<Json>>;
 
 /// An object as JSON: a part of a text that the objects of a page share. Texts of their own would
@@ -78,9 +78,9 @@ pub enum Seen<T = Read> {
         digest: u64,
         /// What was read from it.
         document: T,
-        /// Its status has to be written if it is accepted.
+        /// Whether its status has to be written if it is accepted.
         is_marked: bool,
-        /// What it is read from, to be stored; none = it is not stored.
+        /// What it is read from, to be stored; `None` = it is not stored.
         json: Option<Json>,
     },
     /// The object of this key is gone.
@@ -93,28 +93,30 @@ pub enum Seen<T = Read> {
 #[derive(Debug)]
 pub struct ClusterDocuments {
     kinds: BTreeMap<&'static str, Kind>,
-    /// Every kind has been listed.
+    /// Whether every kind has been listed.
     complete: bool,
-    /// Documents that wait for the first listing to be complete; none once it was given.
+    /// Documents that wait for the first listing to be complete; `None` once the listing was
+    /// returned.
     waiting: Option<BTreeMap<String, PolicyDocument>>,
-    /// Since then a policy is refused of which no good version is known.
+    /// Whether the first listing still has gaps: a policy is refused, and no good version of it is
+    /// known.
     uncertain: bool,
-    /// The refused documents changed since they were returned last.
+    /// Whether the refused documents changed since they were returned last.
     refusals_changed: bool,
-    /// Objects that changed since they were returned last; none if nothing stores them.
+    /// Objects that changed since they were returned last; `None` if nothing stores them.
     changed: Option<Changed>,
     /// Uid of the cluster, as the watches saw it.
     uid: Option<Arc<str>>,
     /// Uid of the cluster whose stored list stands in.
     stored_uid: Option<Arc<str>>,
-    /// Whether a document counts; others are as if they were gone.
+    /// Decides which documents count. Other documents are treated as if they were gone.
     is_read: IsRead,
 }
 
-/// Whether documents of a scope have this one.
+/// Whether a document is in the scope.
 pub type Scope = Box<dyn Fn(&PolicyDocument) -> bool + Send>;
 
-/// A scope; none = all documents.
+/// A scope; `None` = all documents.
 #[derive(Default)]
 struct IsRead(Option<Scope>);
 
@@ -133,7 +135,7 @@ impl IsRead {
     }
 }
 
-/// Uid of the cluster that these documents are of: that of its namespace kube-system.
+/// Uid of the cluster that these documents are of: the uid of its namespace kube-system.
 pub fn uid_of_cluster<'a>(
     documents: impl IntoIterator<Item = &'a (String, Read)>,
 ) -> Option<Arc<str>> {
@@ -155,7 +157,7 @@ fn uid_in(key: &str, document: &Read) -> Option<Arc<str>> {
 #[derive(Debug, Default)]
 struct Kind {
     has_listed: bool,
-    /// Its list is a stored one.
+    /// Whether its list is a stored one.
     is_stored: bool,
     /// Keys that the list under way has had.
     listing: Option<BTreeSet<String>>,
@@ -183,13 +185,13 @@ impl ClusterDocuments {
         }
     }
 
-    /// The same, with the documents of a scope only.
+    /// The same, with only the documents of a scope.
     pub fn of_scope(self, scope: Scope) -> Self {
         let is_read = IsRead(Some(scope));
         Self { is_read, ..self }
     }
 
-    /// Uid of the cluster, as the watches saw it; none = not seen yet.
+    /// Uid of the cluster, as the watches saw it; `None` = not seen yet.
     pub fn uid(&self) -> Option<&Arc<str>> {
         self.uid.as_ref()
     }
@@ -207,7 +209,7 @@ impl ClusterDocuments {
         self.changed = Some(BTreeMap::new());
     }
 
-    /// Objects that changed since the last call; none if an object came without its JSON.
+    /// Objects that changed since the last call; `None` if an object came without its JSON.
     pub fn take_changed(&mut self) -> Option<Changed> {
         self.changed.as_mut().map(std::mem::take)
     }
@@ -229,7 +231,7 @@ impl ClusterDocuments {
             let kind = key.split_once('/').map_or(&*key, |(kind, _)| kind);
             if let Some(kind) = self.kinds.get_mut(kind)
                 && !kind.has_listed
-                // What the list under way has is younger.
+                // Objects in the list under way are younger.
                 && !kind.documents.contains_key(&key)
                 && !kind.refused.contains_key(&key)
                 && self.is_read.is(&document)
@@ -318,7 +320,7 @@ impl ClusterDocuments {
         self.give(events)
     }
 
-    /// The changes, or none of them as long as they wait for the first listing.
+    /// Returns the changes, or keeps them as long as they wait for the first listing.
     fn give(
         &mut self,
         events: Vec<SourceEvent<PolicyDocument>>,
@@ -387,7 +389,7 @@ impl Kind {
                 if let Some(listing) = &mut self.listing {
                     listing.insert(key.clone());
                 }
-                // A refused version does not replace a good one, on disk neither.
+                // A refused version does not replace a good one, not on disk either.
                 let good = self.documents.get(&key);
                 let has_good = good.is_some_and(|digest| *digest != STORED);
                 let noted = changed.filter(|_| document.is_ok() || !has_good);
@@ -416,7 +418,7 @@ impl Kind {
         }
     }
 
-    /// What the complete list does not have is gone. Gives whether the refused documents changed.
+    /// Removes what the complete list does not have. Returns whether the refused documents changed.
     fn end_list(
         &mut self,
         events: &mut Vec<SourceEvent<PolicyDocument>>,
@@ -443,8 +445,8 @@ impl Kind {
         self.refused.len() + self.marked.len() != before
     }
 
-    /// Notes whether the status of an object has to be written if it is accepted. Gives whether that is
-    /// news.
+    /// Notes whether the status of an object has to be written if it is accepted. Returns whether that
+    /// changed.
     fn mark(&mut self, key: &str, is_marked: bool) -> bool {
         match is_marked {
             true => self.marked.insert(key.to_owned()),
@@ -465,8 +467,8 @@ impl Kind {
                 let was_refused = self.refused.remove(&key).is_some();
                 let before = match self.documents.get_mut(&key) {
                     Some(known) => Some(std::mem::replace(known, digest)),
-                    // A copy of the key: what stays of an object that is freed keeps a page of the
-                    // heap for itself.
+                    // A copy of the key: any remaining part of a freed object would keep a whole
+                    // page of the heap.
                     None => self.documents.insert(key.as_str().to_owned(), digest),
                 };
                 if before == Some(digest) {

@@ -24,7 +24,7 @@ pub struct Merged {
     /// What is refused in the directory.
     directory_refused: Vec<PolicyError>,
     directory_uncertain: bool,
-    /// Both sources have been listed.
+    /// Whether both sources have been listed.
     begun: bool,
     /// The refusals that were returned last.
     refused: Vec<PolicyError>,
@@ -41,7 +41,7 @@ impl Merged {
         }
     }
 
-    /// There is no directory: only the cluster has to be listed.
+    /// Notes that there is no directory: only the cluster has to be listed.
     pub fn without_directory(&mut self) {
         self.directory_listed = true;
     }
@@ -86,7 +86,7 @@ impl Merged {
         self.finish(events)
     }
 
-    /// What a watch of the cluster saw.
+    /// Takes what a watch of the cluster saw.
     pub fn watched(&mut self, batches: Vec<Batch>) -> Vec<PolicyChange> {
         let mut events = Vec::new();
         for batch in batches {
@@ -98,7 +98,8 @@ impl Merged {
         self.of_cluster(events)
     }
 
-    /// A stored listing of the cluster. Gives the kinds that it stands in for, and the changes.
+    /// Takes a stored listing of the cluster. Returns the kinds that it stands in for, and the
+    /// changes.
     pub fn stand_in(
         &mut self,
         documents: Vec<(String, Read)>,

@@ -1,13 +1,13 @@
 //! Which fields a rule may have, by its direction and its document.
 
-/// What a document's selectors may mean.
+/// Where the selectors of a document apply.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// Namespace of the document; `None` = cluster-wide.
     pub namespace: Option<String>,
 }
 
-/// Direction of a section, with the names of its fields.
+/// A section of a rule: its direction, whether it denies, and the names of its fields.
 pub(crate) struct Section {
     pub(crate) cidr: &'static str,
     pub(crate) cidr_set: &'static str,

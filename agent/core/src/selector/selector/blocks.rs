@@ -17,7 +17,7 @@ pub struct CidrSelector {
     pub prefix: IpNet,
     /// Parts of the block that are left out.
     pub except: BTreeSet<IpNet>,
-    /// It means nodes of the cluster too, by their addresses.
+    /// Whether it selects nodes of the cluster too, by their addresses.
     pub nodes: bool,
 }
 
@@ -40,7 +40,8 @@ impl CidrSelector {
             || self.nodes && subject.node_cidrs.iter().any(holds_node)
     }
 
-    /// Whether it is the whole of a family, and the subject is outside and may be of that family.
+    /// Whether it is the whole of a family, and the subject is outside the cluster and may be of
+    /// that family.
     fn means_world_of(&self, subject: &Subject) -> bool {
         self.prefix.prefix_len() == 0
             && subject.is_world_of(self.prefix)

@@ -13,7 +13,7 @@ pub struct LabelSelector {
 /// What a selector asks of one label.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Requirement {
-    /// Source of the label; none = any.
+    /// Source of the label; `None` = any.
     pub source: Option<String>,
     pub key: String,
     pub operator: Operator,
@@ -31,7 +31,7 @@ pub enum Operator {
 }
 
 impl Requirement {
-    /// Splits `source:key`, `source.key` is not split; `any:` is any source.
+    /// Splits `source:key`, but not `source.key`; `any:` means any source.
     pub fn new(key: &str, operator: Operator) -> Self {
         let (source, key) = match key.split_once(':') {
             Some(("any", key)) => (None, key),

@@ -49,7 +49,7 @@ impl DnsNameSelector {
         &self.name
     }
 
-    /// Whether it names a name: `*.` stands for one label.
+    /// Whether it matches a name: `*.` stands for one label.
     pub(crate) fn is_about(&self, name: &Fqdn) -> bool {
         match self.name.strip_prefix("*.") {
             Some(domain) => {
@@ -64,7 +64,7 @@ impl DnsNameSelector {
         self.rule
     }
 
-    /// The label that addresses of matching names carry. Its source is not that of
+    /// The label that addresses of matching names carry. Its source differs from the source of
     /// [`fqdn_label`]: no rule of another kind selects what an EgressFirewall names.
     pub fn label(&self) -> Label {
         Label::new(DNS_NAME, self.text(), "")

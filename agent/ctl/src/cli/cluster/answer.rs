@@ -19,9 +19,9 @@ pub(super) struct Agent {
     pub(super) version: String,
     pub(super) enforcement: Enforcement,
     pub(super) ready: bool,
-    /// Endpoints; of `netpol run`: pods of the node that have an address.
+    /// Number of endpoints; for `netpol run`, of pods of the node that have an address.
     pub(super) endpoints: u64,
-    /// Policy documents that the agent refuses.
+    /// Number of policy documents that the agent refuses.
     pub(super) refused: u64,
     /// Pods of the node that are not under policy, `namespace/name`.
     pub(super) unmanaged: Vec<String>,
@@ -75,7 +75,7 @@ struct StartedOpen {
 }
 
 impl Agent {
-    /// Reads the answer of the command of this enforcement.
+    /// Reads the answer to the status command of this kind of enforcement.
     pub(super) fn parse(text: &[u8], enforcement: Enforcement) -> Result<Self> {
         match enforcement {
             Enforcement::Programs => read(text).map(Self::of_programs),

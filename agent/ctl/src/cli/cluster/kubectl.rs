@@ -17,7 +17,7 @@ use tokio::{
 
 use super::answer::clean;
 
-/// A listing of 5,000 nodes with their images has some 80 MB.
+/// A listing of 5,000 nodes with their images has about 80 MB.
 const LISTING: Bound = Bound {
     bytes: 256 << 20,
     time: Duration::from_secs(60),

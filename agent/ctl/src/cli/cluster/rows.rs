@@ -18,7 +18,7 @@ pub(super) struct Cluster {
     pub(super) sets: Vec<DaemonSet>,
     /// Nodes that were taken out of the cluster's enforcement, and cleaned up.
     pub(super) left: BTreeSet<String>,
-    /// The answers of running pods, by name.
+    /// The answers of running pods, by the pod's name.
     pub(super) answers: BTreeMap<String, Result<Agent, String>>,
     /// Objects that could not be listed, and why.
     pub(super) unread: Vec<String>,

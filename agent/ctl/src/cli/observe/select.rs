@@ -10,7 +10,7 @@ use holdfast_agent::config::observe_args::{PacketFilter, PacketVerdict, PortFilt
 pub(super) struct Selection<'a> {
     /// Number of its endpoint.
     pub(super) endpoint: Option<u16>,
-    /// Earliest time of the packet, nanoseconds of CLOCK_MONOTONIC.
+    /// Earliest time of the packet, in nanoseconds of CLOCK_MONOTONIC.
     pub(super) since: Option<u64>,
     pub(super) filter: &'a PacketFilter,
 }

@@ -149,7 +149,7 @@ impl Cluster {
         }
     }
 
-    /// A pod, or an address, with the addresses that it has.
+    /// A side of a packet: a pod with its addresses, or an address.
     pub(super) fn side(&self, name: &str, flag: &str) -> Result<Side> {
         if let Ok(address) = name.parse::<IpAddr>() {
             let pod = self.pods().find(|pod| pod.addresses.contains(&address));

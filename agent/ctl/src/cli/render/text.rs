@@ -10,7 +10,7 @@ pub(super) fn name(node: &str) -> &str {
     }
 }
 
-/// The rules of each pod, or of one.
+/// The rules of each pod, or of one pod only.
 pub(super) fn rules(node: &Node, only: Option<&PodId>) -> String {
     let mut text = String::new();
     let pods = node
@@ -30,7 +30,7 @@ pub(super) fn rules(node: &Node, only: Option<&PodId>) -> String {
     text
 }
 
-/// The tables of a node, or those that one pod is in.
+/// The tables of a node, or only the tables that contain one pod.
 pub(super) fn tables(node: &Node, only: Option<&PodId>) -> String {
     let mut text = String::new();
     for (rules, pods) in &node.tables.local {

@@ -17,9 +17,9 @@ use holdfast_agent::{
 
 use crate::cli::resolver;
 
-/// DNS servers that a line lists.
+/// Maximum number of DNS servers that a line lists.
 const SERVERS: usize = 4;
-/// Pods that a line lists.
+/// Maximum number of pods that a line lists.
 const PODS: usize = 10;
 
 /// The text of `status`. With `verbose` it ends with the table of limits.
@@ -176,7 +176,7 @@ pub(crate) fn cluster_source(cluster: &ClusterView) -> String {
     format!("{}{relay}: {}", cluster.server, counts.join(", "))
 }
 
-/// None without objects of a cluster.
+/// `None` without objects of a cluster.
 fn cluster_counts(summary: &Summary) -> Option<String> {
     let Summary {
         pods,
@@ -193,7 +193,7 @@ fn cluster_counts(summary: &Summary) -> Option<String> {
     })
 }
 
-/// The value of the line about EgressFirewalls; none if there is none.
+/// The value of the line about EgressFirewalls; `None` if there are none.
 fn firewalls(summary: &FirewallSummary) -> Option<String> {
     let FirewallSummary {
         firewalls,

@@ -1,4 +1,4 @@
-//! From the endpoint to the addresses it knows.
+//! Hops from the endpoint to the addresses that it knows.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -90,7 +90,7 @@ fn without_command(direction: &str, at: IpAddr, elsewhere: &Elsewhere) -> Unchec
     }
 }
 
-/// `ingress at node n2 (192.0.2.7) is not checked here`.
+/// Text such as `ingress at node n2 (192.0.2.7) is not checked here`.
 pub(super) fn not_checked(unchecked: &UncheckedView) -> String {
     let addresses = match unchecked.node_addresses.as_slice() {
         [] => String::new(),

@@ -1,4 +1,4 @@
-//! From an address to the entry of the policy map that decides.
+//! Hops from an address to the entry of the policy map that decides.
 
 use std::net::IpAddr;
 
@@ -100,7 +100,7 @@ impl Walk<'_> {
         }
         let text = format!("{} is {}", read.identity, labels.join(","));
         if read.peer.service.is_some() {
-            // Policy is about the pods behind it.
+            // Policy is about the pods behind the Service.
             return hop("identity", at, HopState::Found, text, "");
         }
         if selectors.is_empty() && self.restricted().is_some() {
@@ -154,7 +154,7 @@ impl Walk<'_> {
         )
     }
 
-    /// The hop of what another node judges.
+    /// The hop about a side that another node judges.
     pub(super) fn unchecked_hop(&self, found: &AddressFound, read: &AddressRead) -> Option<Hop> {
         if let Some(node_port) = &read.node_port {
             return self.other_node_port(found.address, node_port);
@@ -263,7 +263,7 @@ impl Walk<'_> {
         end
     }
 
-    /// Adds what the other side makes of packets that this side lets pass.
+    /// Adds how the other side judges packets that this side lets pass.
     fn judge_other_side(&self, found: &AddressFound, read: &AddressRead, end: &mut End) {
         let at = found.address;
         let node_port = read.node_port.as_ref();
@@ -301,7 +301,7 @@ impl Walk<'_> {
         passes && !by_name.any(RuleView::is_tier_deny)
     }
 
-    /// Why packets to addresses outside pass, as text.
+    /// Why packets to addresses outside the cluster pass, as text.
     pub(super) fn outside_passes(&self) -> String {
         if self.restricted().is_none() && !self.found.has_tier {
             return format!("{} is not restricted", self.direction());
@@ -317,7 +317,7 @@ impl Walk<'_> {
         )
     }
 
-    /// Whether the kernel's map lets pass, and why.
+    /// Whether the kernel's map lets packets pass, and why.
     pub(super) fn passes(
         &self,
         entries: &Read<Entries>,

@@ -1,4 +1,4 @@
-//! From the address of a Service to the rules about each pod behind it.
+//! Hops from the address of a Service to the rules about each pod behind it.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -24,7 +24,7 @@ use crate::admin::{
 const SHOWN: usize = 8;
 
 impl Walk<'_> {
-    /// From the name of a Service to its addresses: none of them has to be learned.
+    /// The hop from the name of a Service to its addresses, which need not be learned.
     pub(super) fn name_of_service(&self, name: &str, service: &str) -> Hop {
         let addresses = self.found.addresses.iter();
         let addresses: Vec<String> = addresses.map(|found| found.address.to_string()).collect();
@@ -124,7 +124,7 @@ impl Walk<'_> {
             let backends = chosen().filter(|judged| judged.service_port() == port);
             Outcome::of_backends(backends.map(|judged| judged.outcome))
         };
-        // Without a port, the question is whether one is open.
+        // Without a port, the question is whether any port is open.
         let best = ports.into_iter().map(of_port).max();
         end.outcome = best.unwrap_or(Outcome::Denied);
         let drops = || chosen().filter(|judged| judged.outcome == Outcome::Denied);
@@ -197,7 +197,7 @@ impl Walk<'_> {
 pub(super) struct Judged<'a> {
     backend: &'a BackendFound,
     outcome: Outcome,
-    /// What the backend's own side says.
+    /// How the backend's own side judges.
     ingress: Option<String>,
     unchecked: Option<UncheckedView>,
 }

@@ -15,9 +15,9 @@ use crate::endpoint::{
 struct Search {
     dir: PathBuf,
     pods: LocalPods,
-    /// Files that may be a pod's.
+    /// Files of namespaces that may be a pod's.
     files: BTreeMap<String, NamespaceId>,
-    /// Files that have to be looked into.
+    /// Files of namespaces that have to be looked into.
     due: Vec<String>,
 }
 

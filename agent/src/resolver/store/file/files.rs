@@ -55,7 +55,7 @@ pub(super) struct Files {
     aside: BTreeMap<String, String>,
     /// Why the directory cannot be written.
     unwritable: Option<String>,
-    /// [`Self::unwritable`] changed since changes were last taken.
+    /// Whether [`Self::unwritable`] changed since changes were last taken.
     is_news: bool,
     leads: bool,
 }
@@ -109,7 +109,7 @@ impl Files {
             .collect()
     }
 
-    /// Why the directory cannot be written; `None` if it can, or if that was not tried.
+    /// Why the directory cannot be written; `None` if it can be written, or if no write was tried.
     pub(super) fn set_unwritable(&mut self, why: Option<StoreError>) {
         let why = why.map(|error| {
             format!(
@@ -200,7 +200,7 @@ impl Files {
         Ok(())
     }
 
-    /// Files that are set aside, by this run or another one. The reason is known only for those of this run.
+    /// Files that are set aside, by this run or another one. The reason is known only for files of this run.
     fn find_aside(&mut self) -> Result<(), StoreError> {
         let entries = fs::read_dir(&self.dir).map_err(|error| failed(&self.dir, &error))?;
         let files = entries.filter_map(|entry| {
@@ -282,7 +282,7 @@ impl Files {
         Ok(())
     }
 
-    /// Notes which part of a file is not used, if one is not.
+    /// Notes which part of a file is not used, if any.
     fn note_flaw(&mut self, file: &str, flaw: Option<&String>) {
         let Some(flaw) = flaw else {
             self.problems.remove(file);

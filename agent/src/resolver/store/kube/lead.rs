@@ -31,7 +31,7 @@ struct Hold {
 }
 
 impl Hold {
-    /// How long this agent leads: it stops some time before others may take the Lease.
+    /// Until when this agent leads: some time before others may take the Lease.
     fn deadline(&self, duration: Duration) -> Option<Instant> {
         let renewed = self.renewed?;
         // Requests that are under way may take as long as the margin.

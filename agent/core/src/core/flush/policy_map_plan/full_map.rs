@@ -30,8 +30,8 @@ struct Group {
     unsets: Vec<(PolicyKey, PolicyValue)>,
 }
 
-/// Whether the identity is one of addresses outside, its number, and the direction: identities of the
-/// cluster come first.
+/// Whether the identity is one of addresses outside the cluster, its number, and the direction:
+/// identities of the cluster come first.
 type GroupKey = (bool, IdentityId, u8);
 
 fn groups(difference: Difference) -> BTreeMap<GroupKey, Group> {
@@ -132,7 +132,7 @@ impl State {
         };
         let groups = groups(Difference::of(endpoint, subject));
         let mut left = BTreeMap::new();
-        // Entries that go make room for those that come.
+        // Removals make room for new entries.
         let (comes, goes): (Vec<_>, Vec<_>) = groups
             .into_iter()
             .partition(|(_, group)| !group.sets.is_empty());
@@ -206,9 +206,10 @@ impl State {
         }
     }
 
-    /// Puts the entries of an identity in one direction: the new ones before the old ones go, or after
-    /// they went if there is no room for both. If the new ones have no room at all, gives how many they
-    /// are, and the map gets none of them. Removals that are kept for later are left alone.
+    /// Puts the entries of an identity in one direction. The new ones are set before the old ones are
+    /// removed, or after it if there is no room for both. If the new ones have no room at all, the map
+    /// gets none of them, and their number is returned. Removals that are kept for later are left
+    /// alone.
     fn put_group(
         &mut self,
         plan: &mut Plan,
@@ -250,7 +251,7 @@ impl State {
         None
     }
 
-    /// Removes what a map has of an identity in one direction.
+    /// Removes the entries that a map has for an identity in one direction.
     fn unset_all(&mut self, plan: &mut Plan, id: EndpointId, peer: IdentityId, direction: u8) {
         let map = self.endpoints.get(id).and_then(|of| of.policy_map.as_ref());
         let entries = map.and_then(|map| map.get(peer)).into_iter().flatten();

@@ -22,7 +22,7 @@ impl ServiceTable {
         self.services.get(&id)
     }
 
-    /// Puts a Service in the place of its former version; `None` removes it. False if nothing changed.
+    /// Replaces a Service by a new version; `None` removes it. False if nothing changed.
     pub(crate) fn put(&mut self, id: IdentityId, service: Option<Service>) -> bool {
         let before = self.services.get(&id);
         if before == service.as_ref() {

@@ -39,7 +39,7 @@ pub(crate) struct Subject {
     pub(crate) dns_is_dirty: bool,
     pub(crate) endpoints: BTreeSet<EndpointId>,
     pub(crate) revision: u64,
-    /// Identities that were known when it became [explicit](Explicit).
+    /// How many identities were known when it became [explicit](Explicit).
     pub(crate) explicit_at: usize,
 }
 
@@ -96,7 +96,7 @@ impl Subject {
         &self.dns
     }
 
-    /// Whether its DNS rules are behind.
+    /// Whether its DNS rules are out of date.
     #[cfg(test)]
     pub(crate) fn dns_is_dirty(&self) -> bool {
         self.dns_is_dirty
@@ -111,7 +111,7 @@ impl Subject {
         self.revision
     }
 
-    /// Whether ordered rules are about it.
+    /// Whether ordered rules apply to it.
     pub(crate) fn has_tier(&self) -> bool {
         self.rules.has_tier()
     }
@@ -121,7 +121,7 @@ impl Subject {
         self.rules.observed()
     }
 
-    /// Renders the entries of one identity. True if they differ from those before.
+    /// Renders the entries of one identity. True if they changed.
     pub(crate) fn render(
         &mut self,
         peer: IdentityId,
@@ -151,7 +151,7 @@ impl Subject {
         }
     }
 
-    /// Replaces the entries for an identity. True if they differ from those before.
+    /// Replaces the entries for an identity. True if they changed.
     fn put(&mut self, peer: IdentityId, entries: Entries) -> bool {
         if entries.is_empty() {
             return self.entries.remove(&peer).is_some();
@@ -207,7 +207,7 @@ impl Subject {
     }
 
     /// Whether it may send the same as another subject: both then have the same entries of egress for
-    /// every peer, Services too.
+    /// every peer, including Services.
     pub(crate) fn sends_as(&self, other: &Self) -> bool {
         if self.explicit() != other.explicit() {
             return false;
@@ -223,7 +223,7 @@ impl Subject {
             && tier.all(|(own, other)| Arc::ptr_eq(&own.rule, &other.rule))
     }
 
-    /// Takes a rendering of a Service. True if its entries differ from those before.
+    /// Takes a rendering of a Service. True if its entries changed.
     pub(crate) fn put_rendered(&mut self, id: IdentityId, rendered: Rendered) -> bool {
         match rendered.is_mixed {
             true => self.mixed.insert(id),
@@ -277,7 +277,7 @@ impl Subject {
         peers.iter().flat_map(|peer| table.behind(*peer)).collect()
     }
 
-    /// Ports of Services at which the proxy judges its queries.
+    /// Ports of Services at which the proxy judges the subject's queries.
     pub(crate) fn dns_services<'a>(&'a self, table: &'a ServiceTable) -> Vec<ServicePortAt<'a>> {
         let ports = self.services().filter_map(|id| Some((id, table.get(id)?)));
         let ports =
@@ -299,10 +299,10 @@ impl Subject {
     }
 }
 
-/// What differs after the entries for everyone were rendered.
+/// What changed when the entries for everyone were rendered.
 pub(crate) struct Everyone {
-    /// The entries for everyone differ.
+    /// Whether the entries for everyone changed.
     pub(crate) entries: bool,
-    /// The tables of ordered rules differ, which are made with those entries.
+    /// Whether the tables of ordered rules changed, which are made with these entries.
     pub(crate) tables: bool,
 }

@@ -19,20 +19,20 @@ pub(crate) enum Standing {
     /// An address in the cluster: one of `spec.clusterIPs`, or another that nodes or settings give
     /// the Service.
     Cluster,
-    /// Its load balancer has it.
+    /// An address of its load balancer.
     LoadBalancer,
-    /// An author wrote it into `spec.externalIPs`.
+    /// An address that an author wrote into `spec.externalIPs`.
     External,
 }
 
 /// Which Service has which address.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceAddresses {
-    /// Services that have an address, in front the one that counts.
+    /// Services that have an address; the first one counts.
     pub(crate) holders: BTreeMap<IpAddr, Vec<(Standing, Arc<str>)>>,
     /// Addresses as they are claimed in the ipcache.
     pub(crate) claimed: BTreeMap<IpAddr, (Owner, IdentityId)>,
-    /// DNS servers that rules name by address, and how many rules.
+    /// DNS servers that rules name by address, with the number of these rules.
     pub(crate) dns_servers: BTreeMap<IpAddr, usize>,
 }
 
@@ -103,7 +103,7 @@ impl ServiceAddresses {
         self.dns_servers.contains_key(&address)
     }
 
-    /// A Service has other addresses than before.
+    /// Follows a Service whose addresses changed.
     pub(crate) fn hold(
         &mut self,
         key: &Arc<str>,

@@ -1,4 +1,4 @@
-//! Backends of Services, also those that have just gone.
+//! Backends of Services, including pods that were just removed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ pub(crate) const SKEW: u64 = 30;
 /// After this many seconds, an address that no slice names any more may be left out again.
 const FORGOTTEN_AFTER: u64 = 3600;
 
-/// Most addresses that are remembered as left out, now or earlier.
+/// Maximum number of addresses that are remembered as left out, now or earlier.
 const MAX_GRACES: usize = 16_384;
 
 /// Why a backend is not judged by the identity of its address.
@@ -28,7 +28,7 @@ const MAX_GRACES: usize = 16_384;
 pub(crate) enum Exception {
     /// Its pod is unknown, since this time.
     Unknown(BootTime),
-    /// Its pod went, and had this identity.
+    /// Its pod was removed, and had this identity.
     Departed(IdentityId),
 }
 
@@ -71,13 +71,13 @@ impl Graces {
         now
     }
 
-    /// A pod has the address.
+    /// Forgets an address, because a pod has it.
     pub(crate) fn end(&mut self, address: IpAddr) {
         self.0.remove(&address);
     }
 }
 
-/// Pods that went while slices name them.
+/// Removed pods that slices still name.
 #[derive(Debug, Default)]
 pub(crate) struct DepartedPods {
     pub(crate) pods: BTreeMap<Arc<str>, DepartedPod>,

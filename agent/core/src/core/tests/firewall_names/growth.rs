@@ -1,4 +1,4 @@
-//! How many identities and entries denied names make.
+//! How many identities and entries denied names cause.
 
 use super::{DNS, config, firewall, node};
 use crate::core::{CoreConfig, tests::scenario::Node};
@@ -57,7 +57,7 @@ fn combined(names: usize, rules: &str, max: usize) -> usize {
 }
 
 /// The limit leaves out no denied name, so that servers of the denied zones decide how many
-/// combinations there are: one for each address at most, 2^N - N - 1 for N names.
+/// combinations there are: at most one for each address, and 2^N - N - 1 for N names.
 #[test]
 fn denied_names_that_share_addresses_are_an_identity_for_each_combination() {
     let names = 6;

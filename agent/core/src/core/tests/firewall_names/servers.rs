@@ -1,4 +1,4 @@
-//! Which DNS servers count, and what `why` finds of others.
+//! Which DNS servers count, and what `why` finds about the others.
 
 use super::*;
 use crate::{
@@ -39,7 +39,7 @@ fn why_finds_the_server_whose_answer_does_not_count() {
     assert_eq!(untrusted(&node, &address("6.6.6.6")), expected);
     let name = Target::Name(Fqdn::normalise("www.example.com"));
     assert_eq!(untrusted(&node, &name), expected);
-    // Neither names of other policies count, nor addresses that a trusted server gave too.
+    // Names of other policies do not count, nor do addresses that a trusted server gave too.
     learn_untrusted(&mut node, "www.cilium.io", "6.6.6.7");
     assert_eq!(untrusted(&node, &address("6.6.6.7")), []);
     node.learn("www.example.com", &["6.6.6.6"]);
@@ -161,8 +161,8 @@ fn answers_of_a_dns_service_count_although_its_pods_listen_at_another_port() {
 }
 
 /// A pair that no trusted server gave, and that no endpoint holds any more, opens nothing for a
-/// firewall that comes later: neither one under the lease of another server's answer, nor one that
-/// `--tofqdns-pre-cache` has, nor one that only a connection keeps.
+/// firewall that is added later: neither a pair under the lease of another server's answer, nor one
+/// that `--tofqdns-pre-cache` has, nor one that only a connection keeps.
 #[test]
 fn what_no_trusted_server_gave_opens_nothing_for_a_firewall_that_comes_later() {
     let known = PreCached {

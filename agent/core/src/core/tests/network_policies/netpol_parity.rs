@@ -1,4 +1,5 @@
-//! Enforcement by identities and by addresses agree, except where a block covers a pod.
+//! Enforcement by identities agrees with enforcement by addresses, except where a block covers a
+//! pod.
 
 use std::net::IpAddr;
 
@@ -43,8 +44,8 @@ fn netpol_parity() {
                 continue;
             }
             differ += 1;
-            // Identities of pods are in no block: a packet that a block lets pass at a pod passes by
-            // addresses only.
+            // Identities of pods are in no block: a packet of a pod that only a block lets pass,
+            // passes by addresses only.
             let ends = [packet.source, packet.destination];
             let is_covered = ends.iter().any(|address| is_in_a_block(&objects, *address));
             assert!(first.passes && is_covered, "{packet:?} by {objects:#?}");

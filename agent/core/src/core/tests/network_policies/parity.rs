@@ -8,10 +8,10 @@ use super::{
 };
 use crate::core::tests::random_network_policies::{policies, policy};
 
-/// Sets of policies, and packets judged by each.
+/// Number of sets of policies, and of packets judged under each.
 const SETS: usize = 1_000;
 const PACKETS: usize = 1_000;
-/// Changes of one cluster, and packets judged after each.
+/// Number of changes of one cluster, and of packets judged after each.
 const CHANGES: usize = 500;
 const PACKETS_AFTER_A_CHANGE: usize = 200;
 

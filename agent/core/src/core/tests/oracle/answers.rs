@@ -41,7 +41,7 @@ impl World {
         check_way(&before, &self.node.datapath);
     }
 
-    /// An address has a label of a name only if an answer that counts gave it.
+    /// Checks that an address has a label of a name only if an answer that counts gave it.
     pub(super) fn check_no_other_names(&self) {
         let snapshot = self.node.core.snapshot();
         for address in ADDRESSES.iter().map(|text| text.parse().unwrap()) {

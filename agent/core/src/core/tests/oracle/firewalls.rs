@@ -84,7 +84,7 @@ fn written(rule: &FirewallRule) -> String {
 }
 
 impl World {
-    /// The firewall of a namespace comes, changes (`Some`) or goes.
+    /// Adds or changes the firewall of a namespace (`Some`), or removes it.
     pub(super) fn firewall(
         &mut self,
         namespace: &'static str,
@@ -138,7 +138,8 @@ spec: {{egress: [{}]}}
         rules.find(covers).is_some_and(|rule| rule.deny)
     }
 
-    /// Pods are never meant; blocks mean nodes too, names do not.
+    /// Whether a destination covers an address. It never covers pods; a block covers nodes too, a
+    /// name does not.
     fn is_meant(&self, to: To, remote: IpAddr) -> bool {
         let is_node = super::is_node(remote) || self.is_other_node(remote);
         match to {
@@ -176,7 +177,7 @@ spec: {{egress: [{}]}}
         })
     }
 
-    /// What becomes of a packet that passes, where answers have to pass the proxy.
+    /// What happens to a packet that passes, where answers may have to pass the proxy.
     pub(super) fn seen(&self, host: u8, protocol: u8, port: u16, fate: Fate) -> Fate {
         match fate {
             Fate::Passed if self.is_observed(host, protocol, port) => Fate::Proxied,

@@ -74,7 +74,7 @@ impl Peer {
 }
 
 impl World {
-    /// A NetworkPolicy comes, changes or goes. A policy of another namespace is another document.
+    /// Adds, changes or removes a NetworkPolicy. A policy of another namespace is another document.
     pub(super) fn network_policy(&mut self, slot: u8, policy: Option<&Value>) -> Vec<Event> {
         let before = self.network_policies.remove(&slot);
         let namespace = policy.map(namespace_of);
@@ -92,7 +92,7 @@ impl World {
         events
     }
 
-    /// What the documents have at an address: a pod, a node or an address outside.
+    /// What the documents have at an address: a pod, a node or an address outside the cluster.
     pub(super) fn peer_at(&self, address: IpAddr) -> Peer {
         if let Some(pod) = self.local(address) {
             // Its labels are its own: no document names the labels of its namespace.

@@ -1,4 +1,4 @@
-//! What becomes of packets on the way from one state of the maps to another.
+//! What happens to packets on the way from one state of the maps to another.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -40,7 +40,7 @@ pub(in crate::core::tests) fn questions(
     found
 }
 
-/// What becomes of packets before and after a plan.
+/// What happens to packets before and after a plan.
 pub(in crate::core::tests) struct Ends(Vec<(Question, Fate, Fate)>);
 
 impl Ends {
@@ -50,9 +50,9 @@ impl Ends {
         Self(ends.collect())
     }
 
-    /// A state between is no more open and no more closed than both ends: it neither passes what is
-    /// dropped before and after, nor cuts what passes before and after, nor passes anything
-    /// without the proxy that passes without it at neither end.
+    /// Checks that a state between is no more open and no more closed than both ends: it neither
+    /// passes what is dropped before and after, nor cuts what passes before and after, nor lets
+    /// anything bypass the proxy that bypasses it at neither end.
     pub(in crate::core::tests) fn judge(&self, state: &MemoryDatapath, at: &dyn std::fmt::Debug) {
         for (question, was, will) in &self.0 {
             let Some(is) = fate(state, *question) else {
@@ -66,7 +66,7 @@ impl Ends {
     }
 }
 
-/// Every state between two steps is sound.
+/// Checks that every state between two steps is sound.
 pub(in crate::core::tests) fn check_way(before: &MemoryDatapath, after: &MemoryDatapath) {
     // A restart begins a new log.
     let goes_on = after.log.starts_with(&before.log);

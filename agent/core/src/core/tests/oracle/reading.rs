@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl World {
-    /// What becomes of a packet, by the policies read from scratch.
+    /// What happens to a packet, by the policies read from scratch.
     pub(super) fn verdict(
         &self,
         host: u8,
@@ -114,7 +114,7 @@ impl World {
         (sides, restricted)
     }
 
-    /// Every backend is judged by itself.
+    /// What happens to a packet to a Service: every backend is judged by itself.
     fn verdict_on_service(
         &self,
         host: u8,

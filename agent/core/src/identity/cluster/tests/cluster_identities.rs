@@ -154,7 +154,7 @@ fn a_clock_that_goes_back_ends_no_rest_early_and_no_set_waits_for_ever() {
     assert_eq!(numbers.choices(&db, later.plus(REST))[0], first);
 }
 
-/// As another program computed them from the description of [`candidates`].
+/// The candidates as another program computed them from the description of [`candidates`].
 const GOLDEN: [[u32; 5]; 5] = [
     [24720, 54528, 15563, 39109, 17354],
     [58014, 33984, 22034, 24741, 20729],
@@ -204,7 +204,7 @@ fn a_set_waits_for_two_seconds_and_moves_from_its_local_number_later() {
             waiting: 0
         }
     );
-    // The number of the cluster comes: it is added before the other one goes.
+    // The number of the cluster arrives: it is added before the other one is removed.
     learn(&mut numbers, 5000, Some(&web), at(2100));
     assert_eq!(numbers.renumbered(), [web.clone()].into());
     assert_eq!(have(&mut numbers, &web, at(2100)), 5000);
@@ -256,7 +256,7 @@ fn numbers_of_the_run_before_stay_until_the_list_says_otherwise() {
     let mut numbers = giver(left);
     assert_eq!(have(&mut numbers, &web, at(0)), 300);
     assert_eq!(have(&mut numbers, &db, at(0)), 301);
-    // The list comes: web has another number, and the number of db is that of others.
+    // The list arrives: web has another number, and other labels have the number of db.
     learn(&mut numbers, 5000, Some(&web), at(10));
     learn(&mut numbers, 301, Some(&api), at(10));
     assert_eq!(
@@ -328,7 +328,7 @@ fn a_number_that_was_deleted_before_the_start_rests_unless_its_labels_have_it_he
     assert_ne!(numbers.choices(&web, at(0))[0], first(&web));
     assert_eq!(numbers.choices(&db, at(0))[0], first(&db));
     assert_eq!(numbers.choices(&web, at(3_600_000))[0], first(&web));
-    // The list has an object of that number: it does not rest.
+    // The list has an object with that number: the number does not rest.
     let mut numbers = giver(Vec::new());
     learn(&mut numbers, first(&web).0, Some(&web), at(0));
     numbers.rested(&[first(&web)], at(0));

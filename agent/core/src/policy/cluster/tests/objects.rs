@@ -274,7 +274,7 @@ fn a_node_of_kubernetes_is_a_node() {
     assert_eq!(node.pod_blocks.len(), 2);
 }
 
-/// The last good version of a document is the fields that are kept of it.
+/// The last good version of a document consists of the fields that are kept of it.
 #[test]
 fn what_is_kept_of_an_object_is_read_as_the_object() {
     for text in [POD, SERVICE, SLICE, ENDPOINT, NODE] {

@@ -209,7 +209,6 @@ fn high_scale_blocks_outside_of_the_cluster() {
         .collect();
     let too_many = format!("[{}]", many.join(", "));
     for (from, to, field) in [
-        // crd-3 and crd-4
         (list, "[300.0.0.0/8]", "spec.cidrs[0]"),
         (list, "[10.0.0.0/33]", "spec.cidrs[0]"),
         // The definition in the cluster refuses it too.

@@ -1,4 +1,4 @@
-//! Entries of a Service against every packet judged at every backend.
+//! Compares the entries of a Service with verdicts on every packet at every backend.
 
 use std::sync::Arc;
 
@@ -217,8 +217,8 @@ proptest! {
             };
             prop_assert_eq!(fate(port.protocol, port.port), shall, "{:?}", port);
         }
-        // Ports that the Service does not have, and those without a backend, are as open as everything
-        // is.
+        // At ports that the Service does not have, and at ports without a backend, only rules about
+        // everyone and every port count.
         let everything = rules.iter().filter(|rule| rule.peers == Peers::Any && rule.ports.is_empty());
         let everything = reading(&everything.cloned().collect::<Vec<_>>(), restricted, None, 1, 0);
         let shall = if some_closed { Fate::Dropped } else { everything };

@@ -45,7 +45,8 @@ enum Meant {
     PodB,
 }
 
-/// 1.2.3.0/24 and, within it, an address with the name; 1.2.0.0/16; the rest outside; pods.
+/// 1.2.3.0/24 and, within it, an address with the name; 1.2.0.0/16; all other addresses outside the
+/// cluster; pods.
 const IDENTITIES: &[(u32, &[&str], &[Meant])] = {
     use Meant::*;
     &[
@@ -206,7 +207,7 @@ impl Case {
         self.list.iter().any(|(meant, _)| *meant == Meant::Name)
     }
 
-    /// What becomes of a packet, by the list read from top to bottom.
+    /// What happens to a packet, by the list read from top to bottom.
     fn verdict(&self, means: &[Meant], protocol: u8, port: u16) -> Verdict {
         let covers = |ports: &[PortRule]| {
             let is = |rule: &PortRule| match rule.ports {
@@ -431,7 +432,7 @@ fn a_list_written_as_allows_and_denies_or_with_precedences_is_wrong_in_a_quarter
         if case.list.is_empty() {
             continue;
         }
-        // Nothing else has a say.
+        // There are no other rules.
         (case.rules, case.enforced) = (Vec::new(), false);
         lists += 1;
         let plain = |(meant, rule): &(Meant, TierRule)| {

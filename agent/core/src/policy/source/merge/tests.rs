@@ -117,7 +117,7 @@ fn of_one_kind_and_name_from_both_the_clusters_counts_and_the_directorys_is_name
         short(merged.directory(change(SourceEvent::Apply(own("a"))))),
         [""; 0]
     );
-    // The cluster's object goes: the directory's document counts.
+    // The cluster's object is removed: the directory's document counts.
     assert_eq!(
         watched(&mut merged, vec![Seen::Gone(key("a"))]),
         ["a of file.yaml", "refused "]
@@ -127,7 +127,7 @@ fn of_one_kind_and_name_from_both_the_clusters_counts_and_the_directorys_is_name
         watched(&mut merged, vec![put("a")]),
         ["a of cluster", "refused a"]
     );
-    // The directory's document goes: the cluster's object stays.
+    // The directory's document is removed: the cluster's object stays.
     assert_eq!(
         short(merged.directory(change(SourceEvent::Delete(key("a"))))),
         ["refused "]

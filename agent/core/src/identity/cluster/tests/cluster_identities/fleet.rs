@@ -72,20 +72,20 @@ impl Server {
     }
 }
 
-/// What became of a request.
+/// What happened to a request.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
     /// 5xx: the server did nothing.
     Refused,
-    /// The server did it, and the answer is lost.
+    /// The server carried the request out, and the answer is lost.
     Lost,
 }
 
 struct Agent {
     numbers: ClusterWide,
     book: Book,
-    /// Changes of the server that it has seen.
+    /// How many changes of the server it has seen.
     seen: usize,
     /// Its pods' label sets: with a number, or without.
     sets: BTreeMap<LabelSet, Option<IdentityId>>,
@@ -148,7 +148,7 @@ impl Agent {
         }
     }
 
-    /// As the core does after each event.
+    /// Does what the core does after each event.
     fn settle(&mut self, now: BootTime, meanings: &mut Meanings) {
         loop {
             for labels in self.numbers.renumbered() {
@@ -242,7 +242,7 @@ impl Fleet {
             0..=2 => {
                 let labels = self.sets[random.below(SETS)].clone();
                 if random.one_in(4) {
-                    // The last pod of a label set goes.
+                    // The last pod of a label set is removed.
                     if let Some(Some(id)) = agent.sets.remove(&labels) {
                         agent.numbers.release(id);
                         meanings.remove(id);
@@ -282,7 +282,8 @@ impl Fleet {
             self.server.create(IdentityId(id), labels, false);
             return;
         }
-        // One that every agent has seen: others cannot know that the number has to rest.
+        // An object that every agent has seen: an agent that has not seen it cannot know that the
+        // number has to rest.
         let seen = self.agents.iter().map(|agent| agent.seen).min().unwrap();
         let made = &self.server.made;
         let mut all = self

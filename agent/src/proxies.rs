@@ -281,7 +281,6 @@ impl Proxies {
 
     /// Notes that the rules are complete from now on.
     pub fn ready(&self) {
-        tracing::info!("all sources are in force");
         self.shared
             .rules
             .send_modify(|table| Arc::make_mut(table).ready = true);

@@ -381,7 +381,7 @@ impl KernelDatapath {
 }
 
 impl KernelDatapath {
-    /// Forgets an endpoint's quotas, so that the next endpoint with its number starts anew.
+    /// Forgets an endpoint's quotas, so that the next endpoint with its number begins with full ones.
     fn forget_quotas(&self, endpoint: EndpointId) -> Result<(), MapError> {
         for limit in Limit::ALL {
             self.quotas.remove(&QuotaKey {

@@ -6,8 +6,8 @@ use backon::{BackoffBuilder, ConstantBuilder};
 
 /// Upper limit of a wait, jitter included.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(1);
-/// A session that was shorter does not start the waits anew: an agent that ends each session at once is not asked
-/// without end.
+/// A session that was shorter does not begin the waits again: an agent that ends each session at once is asked
+/// more and more rarely.
 pub(super) const SETTLED: Duration = Duration::from_secs(1);
 
 /// While a standby takes over, which takes a fraction of a second.

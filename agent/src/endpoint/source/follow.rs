@@ -68,8 +68,10 @@ impl State {
         let unknown = self.dir.is_some() && (!self.listing.listed || !self.listing.torn.is_empty());
         let keys = self.documents.keys().chain(&self.listing.refused);
         let wanted: BTreeSet<DocumentHash> = keys.map(|key| DocumentHash::of(key)).collect();
+        let found = self.found.values().filter(|found| !found.superseded);
+        let taken = found.map(|found| found.spec.interface.ifindex).collect();
         self.gated
-            .settle(|document| unknown || wanted.contains(document));
+            .settle(|document| unknown || wanted.contains(document), &taken);
     }
 
     /// Resolves a document. An endpoint that cannot be found again stays unchanged while its interface exists, or

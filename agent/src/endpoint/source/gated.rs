@@ -170,8 +170,13 @@ impl Gated {
         }
     }
 
-    /// Opens interfaces that are due: under policy, certainly gone, or of a document that is not wanted any more.
-    pub(super) fn settle(&mut self, is_wanted: impl Fn(&DocumentHash) -> bool) {
+    /// Opens interfaces that are due: under policy, certainly gone, or of a document that is not wanted any more. An
+    /// interface whose endpoint another document has (`taken`) stays closed until the endpoint is under policy.
+    pub(super) fn settle(
+        &mut self,
+        is_wanted: impl Fn(&DocumentHash) -> bool,
+        taken: &BTreeSet<u32>,
+    ) {
         let Some(gate) = &mut self.gate else {
             return;
         };
@@ -179,8 +184,10 @@ impl Gated {
         for (document, interfaces) in &self.closed {
             let wanted = is_wanted(document);
             for (ifindex, until) in interfaces {
-                let attached = *until == Until::Attached && gate.is_under_policy(*ifindex);
-                if !wanted || attached || self.interfaces.name(*ifindex).is_gone() {
+                let waits = *until == Until::Attached;
+                let attached = waits && gate.is_under_policy(*ifindex);
+                let is_left = !wanted && !(waits && taken.contains(ifindex));
+                if is_left || attached || self.interfaces.name(*ifindex).is_gone() {
                     due.push((document.clone(), *ifindex));
                 } else if let Err(error) = gate.keep(*ifindex) {
                     tracing::debug!(%error, "a closed interface");

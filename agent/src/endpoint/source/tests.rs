@@ -179,9 +179,12 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     assert!(!gated.close(KEY, 2, Until::Attached));
     assert!(gated.close(KEY, 1, Until::Attached));
     is(&[1]);
-    gated.settle(|_| true);
+    gated.settle(|_| true, &BTreeSet::new());
     is(&[1]);
-    gated.settle(|_| false);
+    // Another document has its endpoint now, which is not under policy yet.
+    gated.settle(|_| false, &BTreeSet::from([1]));
+    is(&[1]);
+    gated.settle(|_| false, &BTreeSet::new());
     is(&[]);
     assert_eq!(gated.unresolved(KEY, &BTreeSet::from([1])), ["lo"]);
     is(&[1]);
@@ -191,7 +194,7 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     is(&[]);
     assert!(gated.close(KEY, 1, Until::Gone));
     gated.resolved(KEY, 3);
-    gated.settle(|_| true);
+    gated.settle(|_| true, &BTreeSet::new());
     is(&[1]);
     assert_eq!(gated.len(), 1);
 }
@@ -305,7 +308,7 @@ fn a_closed_interface_stays_closed_while_nothing_can_be_looked_for() {
     let interfaces = blind();
     let mut gated = Gated::new(Some(Box::new(gate)), interfaces);
     assert!(gated.close(KEY, 7, Until::Found));
-    gated.settle(|_| true);
+    gated.settle(|_| true, &BTreeSet::new());
     assert_eq!(gated.waiting(KEY), [7]);
     assert_eq!(*closed.lock(), BTreeSet::from([7]));
 }

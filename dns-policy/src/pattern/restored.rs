@@ -1,9 +1,8 @@
 //! Regular expressions that Cilium writes into `ep_config.json`, read back into names and patterns.
 //!
-//! A stored expression is `^(?:a|b|…)$` or a single `^a$`, where each
-//! alternative is made of plain bytes, `[.]`, one class with `*`, and at its
-//! start the group that stands for whole labels. What is not of that shape is
-//! compiled as it is, within bounds.
+//! A stored expression is `^(?:a|b|…)$` or a single `^a$`. Each alternative consists of plain
+//! bytes, `[.]`, one class with `*`, and, at its start, the group that stands for whole labels. An
+//! expression of another shape is compiled as it is, within a memory limit.
 
 use regex::bytes::{Regex, RegexBuilder};
 

@@ -20,8 +20,8 @@ const OPTION_EDE: u16 = 15;
 const NEGATIVE_TTL: u32 = 5;
 
 /// Answers `query` with `code`. The question is echoed. If the client knows EDNS, the answer has an
-/// OPT record, with the extended error if there is one. A cookie with a server part comes back as it is, because a
-/// client that expects one drops an answer without a cookie (RFC 7873, 5.3).
+/// OPT record, with the extended error if there is one. A cookie with a server part comes back as
+/// it is, because a client that expects one drops an answer without a cookie (RFC 7873, 5.3).
 pub fn to_query(query: &Query<'_>, code: Rcode, extended_error: Option<u16>, out: &mut Vec<u8>) {
     out.clear();
     header(query.header, code, out);

@@ -108,9 +108,9 @@ pub enum Change {
 
 impl PinnedMaps {
     /// Opens the maps that are pinned under the BPF root `root`.
+    ///
     /// `dual_stack`: whether the node has both families, which decides the number of the identity
     /// "world".
-    /// number of "world".
     pub fn open(root: &Path, dual_stack: bool) -> Self {
         let maps = Self {
             globals: Globals::new(root),

@@ -8,7 +8,7 @@ use jiff::{
 };
 
 const SECOND: u64 = 1_000_000_000;
-/// Longest text of an instant, bytes.
+/// Maximum length of an instant's text, in bytes.
 const LONGEST: usize = "2024-02-29T12:00:00.000000001Z".len();
 
 /// The present time in nanoseconds of Unix time; 0 before 1970. For people and files only, because

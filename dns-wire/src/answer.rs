@@ -16,7 +16,7 @@ use super::{
 /// Maximum number of addresses that are learned from one answer. Pools of servers have some dozens,
 /// and the agent takes no more from one mapping.
 pub const MAX_ADDRESSES: usize = 1024;
-/// Longest CNAME chain that is followed.
+/// Maximum length of a CNAME chain that is followed.
 const MAX_CHAIN: usize = 32;
 
 /// Whether `message` is a response to the question `asked` (name, type and class as sent).

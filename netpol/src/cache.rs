@@ -185,7 +185,8 @@ impl Cache {
         self.policies.values()
     }
 
-    /// Addresses with which a pod is a peer: those that it claims, unless a younger pod claims them.
+    /// Addresses with which a pod is a peer: all addresses that it claims and no younger pod
+    /// claims.
     pub fn addresses(&self, pod: &Pod) -> impl Iterator<Item = IpAddr> {
         let claimed = pod.addresses.iter().copied();
         claimed.filter(|address| self.addresses.holder(*address) == Some(&pod.id))

@@ -44,9 +44,9 @@ pub(crate) const TCP_CONNECTIONS: usize = 4096;
 /// their own.
 const RUNTIME_THREADS: usize = 2;
 
-/// Longest wait, during a drain, for an agent that answers nothing.
+/// Time limit for an agent that answers nothing during a drain.
 const SILENT: Duration = Duration::from_secs(2);
-/// Longest time for writing the journal and the query log at the end.
+/// Time limit for writing the journal and the query log at the end.
 const CLOSING: Duration = Duration::from_secs(1);
 
 /// Runs until a drain is requested and has ended.

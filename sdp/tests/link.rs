@@ -99,7 +99,7 @@ impl FqdnPolicy for Agent {
                 let Some(wire::mapping_up::Kind::Batch(batch)) = message.kind else {
                     continue;
                 };
-                // The order is that of a real agent: first realised, later durable.
+                // The order is as with a real agent: first realised, later durable.
                 let results = [false, true].map(|durable| {
                     let result = |mapping: &wire::FqdnMapping| wire::MappingResult {
                         sequence: mapping.sequence,

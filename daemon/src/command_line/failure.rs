@@ -84,7 +84,7 @@ fn variable(error: &clap::Error, command: &Command, line: &[OsString]) -> Option
     Some(variable.to_string_lossy().into_owned())
 }
 
-/// An error with its causes, without those that its text already contains.
+/// The text of an error and its causes, without causes that the text already contains.
 pub fn causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

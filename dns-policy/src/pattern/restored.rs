@@ -19,7 +19,7 @@ const ALL: &str = "(?:)";
 const ALL_ALTERNATIVE: &str = ".*";
 /// Stored for a rule that had no expression: matches no name.
 const NONE: &str = "^-$";
-/// Most memory that one compiled expression may take, bytes.
+/// Maximum memory that one compiled expression may take, bytes.
 const SIZE_LIMIT: usize = 1 << 20;
 
 /// The rules that the expression `text` stands for.

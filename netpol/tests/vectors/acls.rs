@@ -129,7 +129,7 @@ fn connections_pass_as_expected() {
     assert!(connections >= 150, "{connections}");
 }
 
-/// The pods of the node, including those that have no rules.
+/// The pods of the node, including pods that have no rules.
 fn local(case: &Value) -> Local {
     let others = pods(&case["pods_on_another_node"]);
     let local = fields(&case["pod_ips"]).map(|(id, address)| (text(address), pod(id)));

@@ -261,7 +261,7 @@ fn sockets() -> anyhow::Result<Vec<PathBuf>> {
     }
 }
 
-/// Sockets of proxies, without those of killed proxies.
+/// Sockets of proxies, without the sockets of killed proxies.
 fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {

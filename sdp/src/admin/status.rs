@@ -81,7 +81,7 @@ pub(crate) struct Status {
 pub(crate) struct Draining {
     /// Milliseconds since the drain began; `None` if there is no drain.
     pub since_ms: Option<u64>,
-    /// Longest time that a drain may take, milliseconds.
+    /// Time limit of a drain, milliseconds.
     pub limit_ms: u64,
 }
 

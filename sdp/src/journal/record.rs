@@ -26,9 +26,9 @@ const VERSION: u16 = 1;
 const BOOT_ID: usize = 36;
 /// Length of the header, bytes.
 pub(super) const HEADER: usize = 8 + 2 + BOOT_ID + 4;
-/// Longest body that is accepted, in bytes: a name and the addresses of a message of 64 KiB.
+/// Maximum length of a body, in bytes: a name and the addresses of a message of 64 KiB.
 const MAX_BODY: usize = 128 * 1024;
-/// Longest name, presentation form (RFC 1035, 2.3.4 and 5.1).
+/// Maximum length of a name in presentation form, in bytes (RFC 1035, 2.3.4 and 5.1).
 const MAX_NAME: usize = 1024;
 /// Maximum number of addresses in one record.
 const MAX_ADDRESSES: usize = 4096;

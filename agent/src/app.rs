@@ -28,7 +28,7 @@ use agent_core::{
 };
 use agent_datapath::{
     closed::Gate, files::StateFiles, interfaces::Interfaces, root::BpfRootLock,
-    tunnel::TunnelStatus, upkeep::Conditions, warm::Warm,
+    tunnel::TunnelStatus, upkeep::Conditions,
 };
 use anyhow::{Context as _, Result, bail};
 use daemon::{descriptors::Descriptors, service_manager::ServiceManager};
@@ -56,7 +56,7 @@ use crate::{
     restore::Found,
     runner::identity_feed::IdentityFeed,
     runner::{self, CoreHandle, CoreThread, Feeds, Inbox},
-    standby::{self, owner_file::OwnerFile},
+    standby::{self, Begin, owner_file::OwnerFile},
 };
 
 /// Socket of a Cilium agent.
@@ -81,7 +81,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     refuse_beside_cilium(&config.flags.bpf_root)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (ownership, warm) = tokio::select! {
+    let (ownership, begin) = tokio::select! {
         owned = own(&config, &settings, &manager) => owned?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
@@ -102,7 +102,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
         .zip(api.clone());
     let places = Places::of(&config);
     let ends_if_it_hangs = config.flags.standby.standby.is_some();
-    let (config, mut parts, node) = kernel::prepare(config, api, warm).await?;
+    let (config, mut parts, node) = kernel::prepare(config, api, begin).await?;
     parts.datapath = Box::new(Owned::new(
         parts.datapath,
         ownership.clone(),
@@ -150,24 +150,28 @@ async fn own(
     config: &Config,
     settings: &Settings,
     manager: &ServiceManager,
-) -> Result<(Ownership, Option<Warm>)> {
+) -> Result<(Ownership, Begin)> {
     let state_dir = &config.flags.state_dir;
-    let (root, state, warm) = match config.flags.standby.standby {
+    let (root, state, begin) = match config.flags.standby.standby {
         Some(_) => {
             let taken = standby::wait(config, settings, manager).await?;
             let state = standby::state_dir(config).await?;
-            (taken.lock, state, taken.warm)
+            (taken.lock, state, taken.begin)
         }
         None => {
             let state = StateDirLock::take(state_dir)?;
-            (BpfRootLock::take(&config.flags.bpf_root)?, state, None)
+            (
+                BpfRootLock::take(&config.flags.bpf_root)?,
+                state,
+                Begin::Start,
+            )
         }
     };
     let file = OwnerFile::new(&config.node_name, settings.clone());
     if let Err(error) = file.write(state_dir) {
         tracing::warn!(%error, "a standby cannot compare its settings with those of this agent");
     }
-    Ok((Ownership::new(root, state), warm))
+    Ok((Ownership::new(root, state), begin))
 }
 
 /// Dependencies of an agent, made for the kernel or for a test.
@@ -188,6 +192,8 @@ pub struct Parts {
     pub tunnel: Option<TunnelStatus>,
     /// Client of the API server; `None` = no cluster.
     pub api: Option<Api>,
+    /// This agent was the standby of one that ended just now.
+    pub taken_over: bool,
 }
 
 /// Number of tasks that did not end.
@@ -290,6 +296,7 @@ impl Agent {
             gate,
             tunnel,
             api,
+            taken_over,
         } = parts;
         let mut damaged = found.damaged.clone();
         let epoch = epoch::begin_noting(files.dir(), &mut damaged)?;
@@ -322,6 +329,7 @@ impl Agent {
             endpoints,
             gate,
             api: api.clone(),
+            taken_over,
         };
         let sources = sources::start(&config, &rim, from).await?;
         damaged.extend_from_slice(sources.endpoints.damaged());

@@ -292,6 +292,8 @@ async fn follow<C: Consumer>(
     let health = cluster.as_ref().map(|watches| &watches.health);
     let mut reader = Reader::new(directory, (health, pods), consumer, reports, pending);
     let mut inputs = Inputs::new(watched, cluster, stored);
+    let begin = Instant::now();
+    let mut is_first = inputs.watched.is_some();
     let mut was_complete = false;
     let mut wake = Wake::Directory;
     loop {
@@ -320,8 +322,13 @@ async fn follow<C: Consumer>(
         if reader.consumer.pass_on(output).await.is_err() {
             return;
         }
+        if is_first {
+            tracing::info!(took = ?begin.elapsed(), "the policy directory is read");
+        }
+        is_first = false;
         if is_complete && !was_complete {
-            // The first lists have left holes in the heap.
+            tracing::info!(took = ?begin.elapsed(), "the objects of the cluster are listed");
+            // The first lists have left holes.
             let _trimmed = tokio::task::spawn_blocking(trim_heap).await;
         }
         was_complete = is_complete;

@@ -7,8 +7,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
-    fs, io,
+    fs, io, panic,
     path::{Path, PathBuf},
+    thread,
 };
 
 use agent_core::{
@@ -121,10 +122,23 @@ impl Found {
 pub fn read(files: &StateFiles, maps: &Globals, now: BootTime) -> Result<Found, RestoreError> {
     let mut found = Found::default();
     found.restored.now = now;
-    read_files(files, &mut found)?;
-    read_maps(maps, &mut found.restored)?;
-    found.restored.interfaces = interfaces().map_err(RestoreError::Interfaces)?;
-    found.restored.programs = programs(maps)?;
+    // Files and kernel take about the same time, and everything waits for both.
+    let kernel = thread::scope(|scope| {
+        let kernel = scope.spawn(|| read_kernel(maps));
+        let files = read_files(files, &mut found);
+        let kernel = kernel.join();
+        let kernel = kernel.unwrap_or_else(|panic| panic::resume_unwind(panic));
+        files.and(kernel)
+    })?;
+    found.restored = Restored {
+        ipcache: kernel.ipcache,
+        lxc: kernel.lxc,
+        policy_maps: kernel.policy_maps,
+        policy_map_sizes: kernel.policy_map_sizes,
+        interfaces: kernel.interfaces,
+        programs: kernel.programs,
+        ..std::mem::take(&mut found.restored)
+    };
     found.restored.under_programs = under_programs(maps, &found.restored);
     tracing::info!(
         endpoints = found.restored.endpoints.len(),
@@ -224,6 +238,15 @@ fn failed_at(path: &Path) -> impl Fn(io::Error) -> RestoreError {
         path: path.to_owned(),
         source,
     }
+}
+
+/// What the kernel has: maps, interfaces and attached programs.
+fn read_kernel(maps: &Globals) -> Result<Restored, RestoreError> {
+    let mut restored = Restored::default();
+    read_maps(maps, &mut restored)?;
+    restored.interfaces = interfaces().map_err(RestoreError::Interfaces)?;
+    restored.programs = programs(maps)?;
+    Ok(restored)
 }
 
 fn read_maps(maps: &Globals, restored: &mut Restored) -> Result<(), RestoreError> {

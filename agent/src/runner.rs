@@ -47,6 +47,7 @@ pub(crate) mod identity_feed;
 mod merge;
 pub(crate) mod pulse;
 mod shared;
+mod start;
 
 use self::{
     engine::Engine,
@@ -347,6 +348,7 @@ impl Runner {
                 return;
             };
             engine.finish_planned();
+            let is_busy = input.is_some() || !events.is_empty();
             merge::merged(events.drain(..), |event| engine.step(event));
             if engine.core.change_in_progress() {
                 engine.step(Event::ContinueChange);
@@ -360,7 +362,10 @@ impl Runner {
                     return;
                 }
             }
-            let due = engine.core.next_deadline();
+            let due = match is_busy {
+                true => engine.core.next_urgent(),
+                false => engine.core.next_deadline(),
+            };
             if due.is_some_and(|at| at <= BootTime::now()) {
                 engine.step(Event::Tick);
             }

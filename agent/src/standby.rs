@@ -36,8 +36,15 @@ const ENDING: Duration = Duration::from_secs(5);
 /// What a standby has when it owns the node.
 pub(crate) struct Taken {
     pub(crate) lock: BpfRootLock,
-    /// Programs that it loaded while it waited.
-    pub(crate) warm: Option<Warm>,
+    pub(crate) begin: Begin,
+}
+
+/// How an agent comes to own the node.
+pub(crate) enum Begin {
+    /// No other agent owned it.
+    Start,
+    /// The owner before has ended just now. The programs that this agent loaded while it waited, if it could.
+    Takeover(Option<Box<Warm>>),
 }
 
 /// Waits until this process owns the BPF root.
@@ -64,7 +71,8 @@ pub(crate) async fn wait(
         }
     };
     if let Some(lock) = free_or_same_state_dir(config).await? {
-        return Ok(Taken { lock, warm: None });
+        let begin = Begin::Start;
+        return Ok(Taken { lock, begin });
     }
     comparison.check()?;
     let warm = warm::load(config).await;
@@ -86,7 +94,8 @@ pub(crate) async fn wait(
     };
     page.close().await;
     tracing::info!("taking over: the agent that owned this node has ended");
-    Ok(Taken { lock, warm })
+    let begin = Begin::Takeover(warm.map(Box::new));
+    Ok(Taken { lock, begin })
 }
 
 /// The lock of the state directory, which the owner before this one gives back a moment after the BPF root.

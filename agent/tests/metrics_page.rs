@@ -165,7 +165,7 @@ impl Family {
 }
 
 fn meaning(family: &Family, label: &str, value: &str) -> Option<String> {
-    // The unit is part of the name there.
+    // The name of a family ends with its unit. The names in `meanings` do not.
     let short = family.name.strip_prefix(PREFIX)?;
     let unit = format!("_{}", family.unit);
     let short = short.strip_suffix(&unit).unwrap_or(short);

@@ -64,7 +64,7 @@ impl Origin {
         self.is_proxy() && mark::identity_of(self.mark).0 == 0
     }
 
-    /// [`FLAG_FROM_PROXY`] of a query that the proxy sends.
+    /// [`FLAG_FROM_PROXY`] for a query that the proxy sends, otherwise 0.
     #[inline(always)]
     fn kind(self) -> u16 {
         if self.is_proxy() && !self.is_answer() {
@@ -102,7 +102,7 @@ impl Origin {
 #[inline(always)]
 fn mark_of_socket(ctx: &TcContext) -> Option<u32> {
     // SAFETY: the context is valid for the run of the program; the helper
-    // takes what is not null, and each field is read by itself.
+    // gets a pointer that is not null, and each field is read by itself.
     unsafe {
         let socket = (*ctx.skb.skb).__bindgen_anon_2.sk;
         if socket.is_null() {
@@ -200,8 +200,8 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
                 if origin.is_answer() {
                     return Ok(Reason::Reply);
                 }
-                // Ingress policy judges a segment of a connection that the server opened, and a
-                // query of the proxy.
+                // The others are not forged: a segment of a connection that the server opened, or a
+                // query of the proxy. Ingress policy judges them below.
                 if packet.protocol == UDP && !origin.is_proxy() {
                     return Err(Reason::ForgedAnswer);
                 }
@@ -225,7 +225,7 @@ fn judge_flow(ctx: &TcContext, packet: &Packet, trace: &mut Trace) -> Result<Rea
     } else {
         policy::judge(packet, identity, INGRESS)?;
     }
-    // Replies are judged by the identity of the entry; those of a pod to itself are not.
+    // Replies are judged by the identity in the entry. HOST there means that they are not judged.
     let opened_by = if is_receiver {
         IdentityId::HOST.0
     } else {

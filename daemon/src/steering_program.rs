@@ -15,7 +15,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     programs::{
-        ProgramError, ProgramInfo, SkLookup,
+        SkLookup,
         links::{FdLink, PinnedLink as LinkPin},
         loaded_programs,
     },
@@ -136,13 +136,8 @@ fn is_good(
     let pinned = loaded_programs().find(|info| info.as_ref().is_ok_and(|info| info.id() == of));
     let pinned = pinned.ok_or("no such program")??;
     let same_code = any_code || pinned.tag() == ours.info()?.tag();
-    Ok(same_code && uses(&pinned, &maps)?)
-}
-
-/// Whether a program uses all these maps, by their numbers.
-fn uses(program: &ProgramInfo, maps: &[u32]) -> Result<bool, ProgramError> {
-    let has = program.map_ids()?.unwrap_or_default();
-    Ok(maps.iter().all(|id| has.contains(id)))
+    let has = pinned.map_ids()?.unwrap_or_default();
+    Ok(same_code && maps.iter().all(|id| has.contains(id)))
 }
 
 /// Attaches the program to this thread's network namespace, in place of an earlier one if there is
@@ -156,13 +151,27 @@ fn uses(program: &ProgramInfo, maps: &[u32]) -> Result<bool, ProgramError> {
 pub fn replace(globals: &Globals, maps: &[u32]) -> Result<u32, SteerError> {
     let _locked = lock(globals)?;
     let mut ebpf = load(globals)?;
-    let program = steer(&mut ebpf)?;
-    let loaded = program.info().map_err(|error| refused(&error))?;
-    if !uses(&loaded, maps).map_err(|error| refused(&error))? {
+    let has = ids_of_loaded_maps(&ebpf)?;
+    if !maps.iter().all(|id| has.contains(id)) {
         return Err(SteerError::OtherMaps);
     }
+    let program = steer(&mut ebpf)?;
     attach(globals, program)?;
+    let loaded = program.info().map_err(|error| refused(&error))?;
     Ok(loaded.id())
+}
+
+/// Numbers of the maps that loading found or made. The kernel tells those of a program by its number
+/// only to a process with CAP_SYS_ADMIN (`BPF_PROG_GET_FD_BY_ID`).
+fn ids_of_loaded_maps(ebpf: &Ebpf) -> Result<Vec<u32>, SteerError> {
+    use aya::maps::Map::{Array, LruHashMap, SockMap};
+    let maps = ebpf.maps().filter_map(|(_, map)| match map {
+        Array(data) | LruHashMap(data) | SockMap(data) => Some(data),
+        _ => None,
+    });
+    maps.map(|data| Ok(data.info()?.id()))
+        .collect::<Result<_, aya::maps::MapError>>()
+        .map_err(|error| refused(&error))
 }
 
 /// Fault of the program with this id, which [`replace`] attached. `None` if it steers.

@@ -180,12 +180,16 @@ fn with_config(
     config: impl FnOnce(&Path) -> KernelConfig + Send,
     test: impl FnOnce(&mut Kernel) -> Result<()> + Send,
 ) {
+    in_namespace(|| test(&mut Kernel::new(config)?));
+}
+
+fn in_namespace(test: impl FnOnce() -> Result<()> + Send) {
     let result = std::thread::scope(|scope| {
         scope
             .spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET)
                     .context("make a network namespace (this needs root)")?;
-                test(&mut Kernel::new(config)?)
+                test()
             })
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -195,13 +199,39 @@ fn with_config(
     }
 }
 
+/// Runs `test` with one [`Kernel`] for each object, all in one network namespace. `None`: the
+/// programs of this build.
+pub fn with_objects(
+    objects: &[Option<&'static [u8]>],
+    test: impl FnOnce(&mut [Kernel]) -> Result<()> + Send,
+) {
+    in_namespace(|| {
+        let kernels = objects.iter().map(|object| {
+            let config = |root: &Path| config(root, true);
+            Kernel::of_object(config, *object)
+        });
+        test(&mut kernels.collect::<Result<Vec<_>>>()?)
+    });
+}
+
 impl Kernel {
     fn new(config: impl FnOnce(&Path) -> KernelConfig) -> Result<Self> {
+        Self::of_object(config, None)
+    }
+
+    fn of_object(
+        config: impl FnOnce(&Path) -> KernelConfig,
+        object: Option<&'static [u8]>,
+    ) -> Result<Self> {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("/sys/fs/bpf/hf-kernel-{}-{number}", std::process::id());
         let root = Root(PathBuf::from(name));
         let config = config(&root.0);
-        let mut datapath = KernelDatapath::prepare(&config, Box::new(NoFiles))
+        let mut programs = config.programs()?;
+        if let Some(object) = object {
+            programs = programs.of_object(object);
+        }
+        let mut datapath = KernelDatapath::prepare_warm(&config, Box::new(NoFiles), Some(programs))
             .context("prepare the datapath (this needs root and a BPF file system)")?;
         datapath.apply(&Step::CreatePolicyMap(ENDPOINT))?;
         for peer in [PEER4, PEER6] {

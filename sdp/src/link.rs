@@ -140,6 +140,7 @@ impl Link {
                     continue;
                 }
                 let before = self.state.sessions();
+                let begun = Instant::now();
                 let error = self.session(address).await;
                 self.sink.agent_down();
                 self.end_session();
@@ -149,7 +150,9 @@ impl Link {
                 }
                 tracing::warn!(%address, %error, "connection to the agent lost; the proxy continues without it");
                 self.state.disconnected(&error.to_string());
-                delays = backoff::delays();
+                if begun.elapsed() >= backoff::SETTLED {
+                    delays = backoff::delays();
+                }
                 if matches!(address, AgentAddress::Unix(_)) {
                     native_until = Some(Instant::now() + STAY_NATIVE);
                 }

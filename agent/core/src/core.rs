@@ -175,8 +175,13 @@ impl Core {
         }
     }
 
-    /// Whether a change of policy has parts left. If so, an [`Event::ContinueChange`] has to follow;
-    /// other events may come before it.
+    /// Whether the first listings of all sources are complete.
+    pub fn is_synced(&self) -> bool {
+        self.state.restoration.is_synced()
+    }
+
+    /// Whether a change of policy has parts left: an [`Event::ContinueChange`] has to follow, and other
+    /// events may come before it.
     pub fn change_in_progress(&self) -> bool {
         self.state.change_in_progress()
     }
@@ -232,6 +237,14 @@ impl Core {
     /// When [`Event::Tick`] is due next.
     pub fn next_deadline(&self) -> Option<BootTime> {
         let state = &self.state;
+        let programs = state.has_former_programs().then_some(state.now);
+        self.next_urgent().into_iter().chain(programs).min()
+    }
+
+    /// As [`Self::next_deadline`], without what may wait while there are events: programs of an earlier run are replaced
+    /// in between, and each takes the kernel longer than many events.
+    pub fn next_urgent(&self) -> Option<BootTime> {
+        let state = &self.state;
         let file = state.files.next_due();
         let times = [
             state.learned.names.next_deadline(),
@@ -243,8 +256,7 @@ impl Core {
             state.numbers.next_deadline(),
         ];
         let file = file.filter(|_| state.restoration.is_synced());
-        let programs = state.has_former_programs().then_some(state.now);
-        let times = times.into_iter().chain([file, programs]);
+        let times = times.into_iter().chain([file]);
         times.flatten().min()
     }
 

@@ -7,3 +7,6 @@
 pub mod blocks;
 pub mod objects;
 pub mod scope;
+
+#[cfg(test)]
+mod vectors;

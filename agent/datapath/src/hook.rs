@@ -275,7 +275,6 @@ pub(super) fn put(
             let removed = filter::remove_marked(ifindex, hook.chain(), &Mark::of(path));
             removed.map_err(|error| failed(hook, ifindex, &error))
         }
-        // A link that is pinned here goes when the filter is at work.
         Attach::Filter => put_filter(program, hook, ifindex, path, order),
     }
 }
@@ -291,6 +290,8 @@ fn put_filter(
     let place = (ifindex, hook.chain());
     let before = filter::put(place, &Mark::of(path), order, (fd.as_fd(), hook.program))
         .map_err(|error| failed(hook, ifindex, &error))?;
+    // A link that is left in the chain would run before the filter.
+    detach_link(path);
     pin_program(path, fd.as_fd()).map_err(|error| pinned(path, &error))?;
     match before {
         Some(before) if !JUDGE_NOTHING.contains(&hook.program) => {
@@ -477,18 +478,23 @@ pub(crate) fn remove(path: &Path) -> Result<(), ProgramError> {
     Ok(())
 }
 
-/// Detaches what the pin at `path` attaches. The kernel would release a link only some time after
-/// its pin is gone, and a filter never.
+/// Detaches what the pin at `path` attaches. The kernel never releases a filter because its pin is gone.
 fn detach(path: &Path) -> io::Result<()> {
-    if let Ok(Some(Pinned::Link(_))) = Pinned::read(path)
-        && let Err(error) = detach_pinned(path)
-    {
-        tracing::debug!(pin = %path.display(), %error, "the link is not detached");
-    }
+    detach_link(path);
     // Beside a link too: an agent may have ended while it changed the way of attachment.
     match place_by_name(path) {
         Some((ifindex, direction)) => filter::remove_marked(ifindex, direction, &Mark::of(path)),
         None => Ok(()),
+    }
+}
+
+/// Detaches the link that is pinned at `path`, if one is. The kernel would release it only some time
+/// after its pin is gone (`bpf_link_put` leaves that to a work queue).
+fn detach_link(path: &Path) {
+    if let Ok(Some(Pinned::Link(_))) = Pinned::read(path)
+        && let Err(error) = detach_pinned(path)
+    {
+        tracing::debug!(pin = %path.display(), %error, "the link is not detached");
     }
 }
 

@@ -194,6 +194,19 @@ pub struct KernelDatapath {
     files: Box<dyn Datapath>,
 }
 
+impl KernelConfig {
+    /// Programs with these settings, not loaded yet.
+    ///
+    /// # Errors
+    /// The kernel does not say whether it has TCX.
+    pub fn programs(&self) -> Result<Programs, SetUpError> {
+        Ok(Programs::new(
+            &Globals::new(&self.bpf_root),
+            program_settings(self)?,
+        ))
+    }
+}
+
 impl KernelDatapath {
     /// Makes and pins every shared map that is not there yet, and puts the
     /// steering program on this process's network namespace.
@@ -220,7 +233,7 @@ impl KernelDatapath {
         share(&globals, config.sdp_group)?;
         let programs = match loaded {
             Some(programs) => programs,
-            None => Programs::new(&globals, program_settings(config)?),
+            None => config.programs()?,
         };
         if let Err(error) = programs.preload() {
             // Each attempt to attach them logs the error again.
@@ -368,7 +381,7 @@ impl KernelDatapath {
 }
 
 impl KernelDatapath {
-    /// Forgets an endpoint's quotas, so that the next endpoint with its number starts anew.
+    /// Forgets an endpoint's quotas, so that the next endpoint with its number begins with full ones.
     fn forget_quotas(&self, endpoint: EndpointId) -> Result<(), MapError> {
         for limit in Limit::ALL {
             self.quotas.remove(&QuotaKey {
@@ -504,7 +517,7 @@ pub(super) fn share(globals: &Globals, group: u32) -> Result<(), SetUpError> {
 type LocalMaps = (Map<LxcKey, LxcValue>, Map<IpcacheKey, IpcacheValue>);
 
 /// How the programs are loaded and attached.
-pub(super) fn program_settings(config: &KernelConfig) -> Result<ProgramSettings, SetUpError> {
+fn program_settings(config: &KernelConfig) -> Result<ProgramSettings, SetUpError> {
     let quotas = Quotas {
         dns_packets: config.dns_quota,
         unanswered: config.sizes.unanswered(),

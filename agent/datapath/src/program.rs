@@ -143,6 +143,7 @@ pub struct Programs {
     quotas: Quotas,
     policy_entries: u32,
     attach: Attach,
+    object: &'static [u8],
     loaded: Arc<Mutex<Option<Loaded>>>,
 }
 
@@ -178,8 +179,15 @@ impl Programs {
             quotas,
             policy_entries,
             attach,
+            object: OBJECT,
             loaded: Arc::default(),
         }
+    }
+
+    /// Programs of another build, for a comparison with it. The layouts of its maps must be today's.
+    #[must_use]
+    pub fn of_object(self, object: &'static [u8]) -> Self {
+        Self { object, ..self }
     }
 
     /// Loads the programs, so that the first endpoint does not wait for them.
@@ -237,7 +245,9 @@ impl Programs {
             loader.map_max_entries(DENY_CLOCKS, 1);
         }
         self.place_tunnel_maps(&mut loader);
-        let mut ebpf = loader.load(OBJECT).map_err(|error| load("all", &error))?;
+        let mut ebpf = loader
+            .load(self.object)
+            .map_err(|error| load("all", &error))?;
         let maps = SlotMaps {
             interfaces: map(&ebpf, INTERFACES, MapKind::Array)?,
             high_interfaces: map(&ebpf, HIGH_INTERFACES, MapKind::Hash)?,

@@ -11,7 +11,7 @@ use shared_maps::user::{Globals, HeldPin};
 
 use super::{
     closed,
-    kernel::{KernelConfig, SHARED_PINS, SetUpError, program_settings},
+    kernel::{KernelConfig, SHARED_PINS, SetUpError},
     program::{ProgramError, Programs},
     tunnel,
 };
@@ -57,7 +57,7 @@ impl Warm {
             let pin = opened.map_err(|error| NotWarm::Pin(name, error))?;
             pins.push(pin.ok_or(NotWarm::NoPin(name))?);
         }
-        let programs = Programs::new(&globals, program_settings(config)?);
+        let programs = config.programs()?;
         programs.preload()?;
         let closed = closed::load(&programs)?;
         let warm = Self {

@@ -14,7 +14,6 @@ use agent_datapath::{
     tunnel::{self, Tunnel},
     unclaimed::ClosedNames,
     upkeep::{self, Conditions, Upkeep},
-    warm::Warm,
 };
 use anyhow::{Context as _, Result};
 use dns_policy::boot_time::BootTime;
@@ -25,6 +24,7 @@ use crate::{
     config::Config,
     restore,
     runner::{self, CoreHandle},
+    standby::Begin,
 };
 
 /// What is looked after while the agent runs.
@@ -44,7 +44,7 @@ pub(super) struct NodeParts {
 pub(super) async fn prepare(
     mut config: Config,
     api: Option<Api>,
-    warm: Option<Warm>,
+    begin: Begin,
 ) -> Result<(Config, Parts, NodeParts)> {
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.flags.state_dir.display()))?;
@@ -54,6 +54,10 @@ pub(super) async fn prepare(
         found.read_pre_cache(path);
     }
     let begun = Instant::now();
+    let (taken_over, warm) = match begin {
+        Begin::Start => (false, None),
+        Begin::Takeover(warm) => (true, warm.map(|warm| *warm)),
+    };
     let channel = runner::channel();
     let written = write_names(&files, &channel.0)?;
     // Before the programs, which need the types of connection tracking: the rules load that module.
@@ -102,6 +106,7 @@ pub(super) async fn prepare(
         gate: Some(Box::new(gate)),
         tunnel: node.tunnel.as_ref().map(Tunnel::status),
         api,
+        taken_over,
     };
     Ok((config, parts, node))
 }

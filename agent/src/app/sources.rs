@@ -49,6 +49,8 @@ pub(super) struct From {
     /// Takes DNSNameResolver objects of the cluster.
     pub(super) names: Option<Arc<Feed>>,
     pub(super) api: Option<Api>,
+    /// Another agent had the endpoints until just now.
+    pub(super) taken_over: bool,
 }
 
 /// `--policy-dir`, with the last good versions of its files. What is wrong with those is added to
@@ -86,6 +88,7 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         gate,
         names,
         api,
+        taken_over,
     } = from;
     let changed = node::events(&rim.tasks, rim.stop.clone());
     let interfaces = own_interfaces::list().context("listing the node's addresses")?;
@@ -98,6 +101,17 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     let (local, pods) = watch::channel(Arc::<LocalPods>::default());
     let of_node = pods.clone();
     let endpoints = endpoint_source(config, rim, &state, endpoints, gate)?;
+    if taken_over {
+        endpoints.keep_found();
+    }
+    // Without a directory there is still what was added by command and cannot be resolved yet.
+    let watched = config.flags.endpoint_dir.as_deref().unwrap_or(&state);
+    polls::run(
+        Arc::clone(&endpoints),
+        watched,
+        &rim.tasks,
+        rim.stop.clone(),
+    );
     if api.is_some() {
         let netns_dir = config.netns_dir.clone();
         endpoints.take_in_from(PodSource { pods, netns_dir });
@@ -192,8 +206,5 @@ fn endpoint_source(
             let _stopped = handle.send_blocking(Event::Endpoints(event));
         },
     )?;
-    // Without a directory there is still what was added by command and cannot be resolved yet.
-    let watched = config.flags.endpoint_dir.as_deref().unwrap_or(state);
-    polls::run(Arc::clone(&book), watched, &rim.tasks, rim.stop.clone());
     Ok(book)
 }

@@ -19,6 +19,7 @@ mod document;
 mod follow;
 mod gated;
 mod interfaces;
+mod kept;
 mod left;
 mod look;
 pub(crate) mod polls;
@@ -116,6 +117,8 @@ struct State {
     interfaces: Interfaces,
     gated: Gated,
     looked: Looked,
+    /// Endpoints that the first listing took as they were, until each is looked at.
+    kept: BTreeSet<String>,
     taken_in: TakenIn,
 }
 
@@ -124,7 +127,9 @@ struct State {
 struct LastListing {
     /// Whether the first listing is not complete yet.
     starting: bool,
-    /// Whether the directory could be read.
+    /// The first listing takes endpoints as another agent left them just now ([`kept`]).
+    keeps: bool,
+    /// The directory could be read.
     listed: bool,
     /// Files that cannot be read to their end.
     torn: BTreeSet<String>,
@@ -220,6 +225,7 @@ impl EndpointBook {
             gated: Gated::new(gate, interfaces.clone()),
             interfaces,
             looked: Looked::default(),
+            kept: BTreeSet::new(),
             taken_in: TakenIn::default(),
         };
         state.store_all();
@@ -238,6 +244,7 @@ impl EndpointBook {
     /// Lists all documents for the first time, between `Init` and `InitDone`. Failures that may
     /// pass are retried.
     pub fn list(&self) {
+        let begin = Instant::now();
         let mut state = self.state.lock();
         (self.deliver)(SourceEvent::Init);
         for _ in 0..ATTEMPTS {
@@ -249,7 +256,13 @@ impl EndpointBook {
             std::thread::sleep(PAUSE);
         }
         state.listing.starting = false;
+        state.listing.keeps = false;
         (self.deliver)(SourceEvent::InitDone);
+        tracing::info!(
+            endpoints = state.found.len(),
+            took = ?begin.elapsed(),
+            "the endpoints are listed"
+        );
     }
 
     /// Reads the directory again and tries again what could not be resolved.

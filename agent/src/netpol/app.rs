@@ -174,13 +174,7 @@ fn start(
     let shared = Arc::new(Shared::new(&config.node_name));
     let mut damaged = Vec::new();
     let cni = start_plugin(config, &shared, listeners.cni, &mut damaged, tasks, stop)?;
-    let directory = match &config.flags.policy_dir {
-        Some(dir) => {
-            let kept = LastGood::open(&config.flags.state_dir, dir, &mut damaged)?;
-            Some((WatchedDir::new(dir), PolicyDir::with_last_good(dir, kept)))
-        }
-        None => None,
-    };
+    let directory = policy_dir(config, &mut damaged)?;
     let owners = Owners::open(&config.flags.state_dir, &mut damaged);
     let watches = api
         .as_ref()
@@ -226,7 +220,22 @@ fn start(
     })
 }
 
-/// The taint that is taken off this node when policy is in force; `None` without its flag.
+/// The directory of `--policy-dir`, with the last good versions of its documents; `None` without the flag.
+fn policy_dir(
+    config: &NetpolConfig,
+    damaged: &mut Vec<String>,
+) -> Result<Option<(WatchedDir, PolicyDir)>> {
+    let Some(dir) = &config.flags.policy_dir else {
+        return Ok(None);
+    };
+    let kept = LastGood::open(&config.flags.state_dir, dir, damaged)?;
+    Ok(Some((
+        WatchedDir::new(dir),
+        PolicyDir::with_last_good(dir, kept),
+    )))
+}
+
+/// The taint that is taken off this node when policy is in force; none without its flag.
 fn startup_taint(config: &NetpolConfig, api: Api, health: ClusterHealth) -> Option<StartupTaint> {
     let key = config.flags.source.startup_taint()?;
     Some(StartupTaint {

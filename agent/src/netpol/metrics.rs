@@ -141,16 +141,24 @@ impl NetpolScrape {
         Ok(text)
     }
 
+    /// Packets that the table dropped for this reason.
+    fn dropped(&self, reason: DropReason) -> u64 {
+        let counter = match reason {
+            DropReason::Ingress => "dropped_in",
+            DropReason::Egress => "dropped_out",
+            DropReason::Spoofed => SPOOFED,
+            DropReason::Frames => FRAMES,
+            DropReason::ToAll => TO_ALL,
+            DropReason::Middle => MIDDLE,
+            DropReason::Tunnels => TUNNELS,
+        };
+        let all = self.status.dropped.as_ref();
+        all.and_then(|all| all.get(counter)).copied().unwrap_or(0)
+    }
+
     fn write(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let status = &self.status;
         let (table, counters) = (&status.table, &self.counters);
-        let dropped = |counter: &str| {
-            let dropped = status.dropped.as_ref();
-            dropped
-                .and_then(|all| all.get(counter))
-                .copied()
-                .unwrap_or(0)
-        };
         let watches = || self.watches.iter();
         families! { out;
             /// 1 while the nftables table of this node enforces all documents, or the last good
@@ -174,15 +182,7 @@ impl NetpolScrape {
                 PodState::Open => status.pods - status.restricted,
             };
             /// Dropped packets since the table was made, by reason
-            counter_by netpol_dropped_packets = |reason| match reason {
-                DropReason::Ingress => dropped("dropped_in"),
-                DropReason::Egress => dropped("dropped_out"),
-                DropReason::Spoofed => dropped(SPOOFED),
-                DropReason::Frames => dropped(FRAMES),
-                DropReason::ToAll => dropped(TO_ALL),
-                DropReason::Middle => dropped(MIDDLE),
-                DropReason::Tunnels => dropped(TUNNELS),
-            };
+            counter_by netpol_dropped_packets = |reason| self.dropped(reason);
             /// Connection tracking entries that were deleted. An entry is deleted when
             /// its pod ends, and when policy allows the connection in neither direction any more
             counter netpol_ended_connections = counters.ended_connections.get();

@@ -498,7 +498,7 @@ fn now() -> UnixTime {
     UnixTime::from(wall_time::of_file())
 }
 
-/// The instant at which the wall clock will show a time, if nobody sets it.
+/// The instant at which the wall clock will show a time, if no program sets it.
 fn until(time: UnixTime) -> Instant {
     let time: SystemTime = UNIX_EPOCH + Duration::from_secs(time.0);
     let remaining = time

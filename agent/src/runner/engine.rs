@@ -1,5 +1,7 @@
 //! The core with its datapath: the holder of its lock handles one event after the other.
 
+use std::time::{Duration, Instant};
+
 use agent_core::{
     core::{
         Core,
@@ -14,11 +16,13 @@ use agent_core::{
 use dns_policy::boot_time::BootTime;
 use shared_maps::EndpointId;
 
-use super::Feeds;
+use super::{Feeds, start::Start};
 use crate::proxies::Proxies;
 
 /// Maximum failed steps of one plan that are logged one by one.
 const LOGGED: usize = 10;
+/// An event that takes longer than this is logged: names, pods and policies wait for it.
+const SLOW: Duration = Duration::from_millis(30);
 /// Maximum mappings, and maximum steps, that a stream's own thread carries out.
 const FEW: usize = 16;
 
@@ -47,6 +51,7 @@ pub(super) struct Engine {
     pub(super) wakes_at: Option<BootTime>,
     /// A step panicked on a stream's thread: what the core knows may be half changed.
     pub(super) broken: bool,
+    start: Start,
 }
 
 impl Engine {
@@ -64,6 +69,7 @@ impl Engine {
             planned: None,
             wakes_at: None,
             broken: false,
+            start: Start::default(),
         }
     }
 
@@ -130,8 +136,16 @@ impl Engine {
                 | Event::NodeAddresses(_)
                 | Event::NodeInterfaces(_)
         );
+        let kind = event.kind();
+        let begin = Instant::now();
         let plan = self.core.plan(BootTime::now(), event);
+        let (steps, planned) = (plan.steps.len(), begin.elapsed());
         self.carry_out(plan, by_source);
+        let took = begin.elapsed();
+        if took > SLOW {
+            tracing::debug!(kind, steps, ?planned, ?took, "an event took long");
+        }
+        self.start.note_synced(&self.core);
     }
 
     fn carry_out(&mut self, plan: Plan, by_source: bool) {

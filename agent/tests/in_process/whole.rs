@@ -121,6 +121,7 @@ impl Node {
             gate: None,
             tunnel: None,
             api: None,
+            taken_over: false,
         };
         let admin = Client::new(&config.flags.admin_socket);
         let agent = Agent::start(config, parts).await.unwrap();

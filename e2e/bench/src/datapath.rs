@@ -4,7 +4,10 @@
 //! the stack). It measures `steer` with the kernel's run statistics while a pod floods a proxy over
 //! a veth.
 
+mod before;
+
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,15 +32,22 @@ pub(crate) struct Options {
     /// New connections
     #[arg(long, default_value_t = 50_000)]
     ports: u16,
-    /// Rounds of the comparison of TCX links with tc filters
+    /// Rounds of comparisons
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Seconds of flood per row
     #[arg(long, default_value_t = 3)]
     seconds: u64,
+    /// Object of an earlier build (bpf/prebuilt/holdfast-bpf.o of a commit). The benchmark then compares
+    /// its programs with those of this build, and measures nothing else
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(object) = &options.before {
+        return before::compare(object, options.rounds);
+    }
     programs(options);
     tunnel(options);
     attachments(options);

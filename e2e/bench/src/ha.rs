@@ -25,6 +25,9 @@ pub(crate) struct Options {
     /// TCP connections per second
     #[arg(long)]
     tcp_rate: Option<u32>,
+    /// Faults of an act on a full node, at most 20
+    #[arg(long)]
+    faults: Option<u32>,
     /// Where the figures go
     #[arg(long, default_value = "target/bench/ha.json")]
     json: PathBuf,
@@ -84,6 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     size.previous = options.previous.clone();
     size.udp_rate = options.udp_rate.unwrap_or(size.udp_rate);
     size.tcp_rate = options.tcp_rate.unwrap_or(size.tcp_rate);
+    size.faults = options.faults.unwrap_or(size.faults);
     let wanted = |name: &str| {
         options
             .filter

@@ -7,7 +7,8 @@ use std::time::Duration;
 use agent_core::datapath::plan::{Datapath, Step, StepError};
 use agent_datapath::{
     closed::{ClosedInterfaces, DocumentHash, Gate as _, Why},
-    kernel::KernelDatapath,
+    kernel::{KernelConfig, KernelDatapath},
+    program::Programs,
     unclaimed::ClosedNames,
 };
 use anyhow::{Context as _, Result};
@@ -106,6 +107,35 @@ fn an_attach_that_ends_between_its_links_leaves_the_interface_closed_until_the_n
             |seen| *seen == [vec!["from_pod".to_owned()], vec!["to_pod".to_owned()]],
         )?;
         assert!(gate.closed()?.is_empty());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_filter_that_takes_the_place_of_a_link_is_the_first_while_the_kernel_still_has_the_link() {
+    with_kernel(|k| {
+        let ifindex = pair()?;
+        let attach = Step::Attach(attachment(ifindex));
+        k.datapath().apply(&attach)?;
+        assert_eq!(programs(ifindex, Direction::Ingress)?, ["from_pod"]);
+        // A second name holds each link. Without it, a busy kernel has the link for a while.
+        let root = k.globals().root().to_owned();
+        let own = root.join(pin::LINKS).join(ENDPOINT.0.to_string());
+        for name in ["from_pod", "to_pod"] {
+            fs::hard_link(own.join(format!("{name}_{ifindex}")), root.join(name))?;
+        }
+        let without_tcx = KernelConfig {
+            tcx: false,
+            ..config(&root, true)
+        };
+        let mut next = KernelDatapath::prepare(&without_tcx, Box::new(NoFiles))?;
+        next.apply(&Step::CreatePolicyMap(ENDPOINT))?;
+        next.apply(&attach)?;
+        for direction in [Direction::Ingress, Direction::Egress] {
+            assert_eq!(tcx_chain(ifindex, direction)?, []);
+        }
+        let faults = Programs::faults(&k.globals(), ENDPOINT, ifindex, None);
+        assert_eq!(faults, []);
         Ok(())
     });
 }

@@ -142,17 +142,7 @@ async fn write(own: &OwnNode, addresses: &BTreeSet<IpAddr>) -> Result<Written, S
         name,
         high_scale,
     } = own;
-    let node = api
-        .json(Method::GET, &format!("/api/v1/nodes/{name}"), None)
-        .await;
-    let node = node.map_err(|error| match error.code() {
-        Some(404) => format!(
-            "--node-name {name}: the cluster has no Node of this name; start the agent with the \
-             name that `kubectl get nodes` has for this machine"
-        ),
-        Some(403) => explain("get", "nodes", &error),
-        _ => error.to_string(),
-    })?;
+    let node = node(api, name).await?;
     let mut wanted = wanted(name, &node, addresses);
     if let Some(mode) = high_scale {
         wanted["metadata"]["annotations"] = json!({HIGH_SCALE: mode});
@@ -196,6 +186,20 @@ async fn write(own: &OwnNode, addresses: &BTreeSet<IpAddr>) -> Result<Written, S
         _ => error.to_string(),
     })?;
     Ok(written)
+}
+
+/// Reads the Node object of this node.
+async fn node(api: &Api, name: &str) -> Result<Value, String> {
+    let path = format!("/api/v1/nodes/{name}");
+    let node = api.json(Method::GET, &path, None).await;
+    node.map_err(|error| match error.code() {
+        Some(404) => format!(
+            "--node-name {name}: the cluster has no Node of this name; start the agent with the \
+             name that `kubectl get nodes` has for this machine"
+        ),
+        Some(403) => explain("get", "nodes", &error),
+        _ => error.to_string(),
+    })
 }
 
 fn explain(verb: &str, resource: &str, error: &RequestError) -> String {

@@ -98,6 +98,34 @@ pub enum Event {
     ContinueChange,
 }
 
+impl Event {
+    /// What it is about, for the log.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Policies(_) | Self::PoliciesRejected(_) | Self::PoliciesUncertain(_) => {
+                "policies"
+            }
+            Self::ContinueChange => "part of a change of policies",
+            Self::Pods(_) => "pods",
+            Self::Services(_) => "services",
+            Self::Identities(_) | Self::NumbersGiven(_) | Self::NumbersResting(_) => "identities",
+            Self::Resolved(_) => "resolved names",
+            Self::ClusterWarnings(_) | Self::Namespaces(_) => "objects of the cluster",
+            Self::Endpoints(_) => "endpoints",
+            Self::NodeAddresses(_) | Self::NodeInterfaces(_) => "the node",
+            Self::Mappings(_) => "mappings",
+            Self::Liveness { .. } => "connections",
+            Self::StreamUp(_)
+            | Self::StreamDown(_)
+            | Self::HolderEnded(_)
+            | Self::RevokeAcked(_) => "proxies",
+            Self::CleanNames(_) => "names to forget",
+            Self::NamesKept(_) => "written names",
+            Self::Tick => "time",
+        }
+    }
+}
+
 impl From<PolicyChange> for Event {
     fn from(change: PolicyChange) -> Self {
         match change {

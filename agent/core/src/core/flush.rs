@@ -155,7 +155,8 @@ impl State {
             !endpoint.dirty_peers.is_none()
                 || endpoint.policy_map.is_none()
                 || !files.exists(endpoint.id)
-                || endpoint.attached.as_ref() != Some(&endpoint.attachment())
+                || (endpoint.attached.as_ref() != Some(&endpoint.attachment())
+                    && !endpoint.is_judged_by_former_programs())
         });
         taken
     }

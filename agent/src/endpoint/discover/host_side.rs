@@ -39,16 +39,14 @@ pub(super) async fn host_side(
     let link = behind::pair_to(handle, inside.peer, netns, inside.index).await;
     let link = link.map_err(failed)?.ok_or_else(no_peer)?;
     let master = bridge::master(&link);
-    let side = match master {
-        Some(_) => HostSide::Port,
-        None => HostSide::Routed,
-    };
+    let side = master.map_or(HostSide::Routed, |_| HostSide::Port);
     let candidates = claims.candidates(side, inside.peer, &inside.addresses);
     let mut addresses = match side {
         HostSide::Port => candidates.clone(),
-        HostSide::Routed => routed_to(handle, inside.peer, &candidates)
-            .await
-            .map_err(|error| DiscoverError::netlink(netns, error))?,
+        HostSide::Routed => {
+            let routed = routed_to(handle, inside.peer, &candidates).await;
+            routed.map_err(failed)?
+        }
     };
     let bridge = bridge::of(&link);
     if let Some(bridge) = bridge {
@@ -57,9 +55,9 @@ pub(super) async fn host_side(
             addresses = led;
         }
     }
-    let foreign_master = match master.filter(|_| bridge.is_none()) {
-        Some(master) => Some(links::name(handle, master).await),
-        None => None,
+    let foreign_master = match (master, bridge) {
+        (Some(master), None) => Some(links::name(handle, master).await),
+        _ => None,
     };
     let claimed = claims.link_locals(side, inside.peer, &inside.link_locals);
     let ends = links::Ends {
@@ -68,9 +66,7 @@ pub(super) async fn host_side(
         node_mac: mac_of(&link).ok_or_else(no_peer)?,
         bridge,
     };
-    let found = links::of(handle, &ends, &claimed, &addresses)
-        .await
-        .map_err(failed)?;
+    let found = links::of(handle, &ends, &claimed, &addresses).await;
     Ok(HostInterface {
         interface: PodInterface {
             ifindex: inside.peer,
@@ -78,7 +74,7 @@ pub(super) async fn host_side(
             mac: ends.pod_mac,
             node_mac: ends.node_mac,
             on_bridge: bridge.is_some(),
-            link: found,
+            link: found.map_err(failed)?,
         },
         candidates,
         addresses,

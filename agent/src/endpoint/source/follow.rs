@@ -29,7 +29,8 @@ impl State {
             found.is_settled(&self.interfaces, self.documents.get(*key))
         };
         let moved = self.found.iter().filter(|entry| !settled(entry));
-        let moved = moved.map(|(key, _)| key);
+        let moved: BTreeSet<&String> = moved.map(|(key, _)| key).collect();
+        let waits = |key: &String| self.kept.contains(key) && !moved.contains(key);
         let missing = self.documents.iter().filter(|(key, document)| {
             // An interface may take the place of one that is gone.
             !self.found.contains_key(*key)
@@ -37,10 +38,11 @@ impl State {
         });
         let now = Instant::now();
         let missing = missing.map(|(key, _)| key);
-        let keys: BTreeSet<&String> = moved.chain(missing).chain(&self.marks.stale).collect();
+        let others = missing.chain(&self.marks.stale);
+        let keys: BTreeSet<&String> = moved.iter().copied().chain(others).collect();
         let due = keys
             .into_iter()
-            .filter(|key| self.problems.retries.is_due(key, now));
+            .filter(|key| !waits(key) && self.problems.retries.is_due(key, now));
         for key in due.cloned().collect::<Vec<_>>() {
             self.follow(&key, deliver);
         }
@@ -249,7 +251,7 @@ impl State {
 
     /// Leaves an endpoint where it was found, with the labels that its document gives it now, until
     /// the document is resolved. Another document may get the interface.
-    fn keep(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
+    pub(super) fn keep(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
         self.marks.stale.insert(key.to_owned());
         let Some(found) = self.found.get(key).filter(|found| !found.superseded) else {
             return;

@@ -70,6 +70,10 @@ pub(crate) fn run(
                 tracing::error!("reading the endpoints panicked (a bug)");
                 return;
             };
+            if trigger == Trigger::First {
+                let (source, stop) = (Arc::clone(&book), stop.clone());
+                tokio::task::spawn_blocking(move || source.look_at_kept(|| stop.is_cancelled()));
+            }
             if trigger == Trigger::Links {
                 let rest = (took * REST).clamp(SHORTEST, LONGEST);
                 rested = tokio::time::Instant::now() + rest;

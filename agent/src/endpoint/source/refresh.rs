@@ -31,7 +31,7 @@ impl State {
         let bridged = bridge::ports().ok();
         for key in self.documents.keys().cloned().collect::<Vec<_>>() {
             let found = self.found.get(&key);
-            let settled = found.is_some_and(|found| {
+            let is_in_place = found.is_some_and(|found| {
                 let is_bridged =
                     |ports: &BTreeSet<u32>| ports.contains(&found.spec.interface.ifindex);
                 found.is_settled(&self.interfaces, self.documents.get(&key))
@@ -39,7 +39,11 @@ impl State {
                         .as_ref()
                         .is_none_or(|ports| is_bridged(ports) == found.spec.interface.on_bridge)
             });
-            if !settled || self.marks.stale.contains(&key) {
+            let is_due = !is_in_place || self.marks.stale.contains(&key);
+            if is_in_place && self.kept.contains(&key) {
+                continue;
+            }
+            if is_due && !(is_in_place && self.keep_as_found(&key, deliver)) {
                 self.follow(&key, deliver);
             }
         }
@@ -141,6 +145,7 @@ impl State {
         if before.is_some_and(|before| before.pid != pid) {
             self.marks.ended.remove(&key);
         }
+        self.kept.remove(&key);
         self.marks.stale.insert(key);
     }
 }

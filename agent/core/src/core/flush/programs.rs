@@ -44,10 +44,8 @@ impl State {
     }
 
     fn former_programs(&self) -> impl Iterator<Item = &Endpoint> {
-        let dirty = self.endpoints.dirty();
-        dirty.filter(|endpoint| {
-            endpoint.is_judged_by_former_programs() && self.lacks_programs(endpoint)
-        })
+        let former = self.endpoints.former();
+        former.filter(|endpoint| self.lacks_programs(endpoint))
     }
 
     fn lacks_programs(&self, endpoint: &Endpoint) -> bool {
@@ -58,6 +56,7 @@ impl State {
     }
 
     fn attach(&mut self, plan: &mut Plan, id: EndpointId) {
+        self.endpoints.end_former(id);
         let Some(endpoint) = self.endpoints.get_mut(id) else {
             return;
         };

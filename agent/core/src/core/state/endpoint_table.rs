@@ -32,6 +32,9 @@ pub(crate) struct EndpointTable {
     orphans: BTreeSet<EndpointId>,
     left: LeftBehind,
     dirty: BTreeSet<EndpointId>,
+    /// Endpoints that programs of an earlier run may judge. They are not marked for that alone: each plan looks at all
+    /// that are marked.
+    former: BTreeSet<EndpointId>,
     /// Endpoints that cannot be in force now, and why, by key.
     waiting: BTreeMap<String, (EndpointSpec, String)>,
     /// Keys of the endpoints that wait because no identity is free.
@@ -126,8 +129,27 @@ impl EndpointTable {
 
     /// Keeps the marks of endpoints that still lack something.
     pub(crate) fn retain_dirty(&mut self, lacks: impl Fn(&Endpoint) -> bool) {
-        let present = &self.present;
-        self.dirty.retain(|id| present.get(*id).is_some_and(&lacks));
+        let (present, former) = (&self.present, &mut self.former);
+        self.dirty.retain(|id| {
+            let Some(endpoint) = present.get(*id) else {
+                return false;
+            };
+            if endpoint.is_judged_by_former_programs() {
+                former.insert(*id);
+            }
+            lacks(endpoint)
+        });
+    }
+
+    /// Endpoints that programs of an earlier run judge.
+    pub(crate) fn former(&self) -> impl Iterator<Item = &Endpoint> {
+        let former = self.former.iter().filter_map(|id| self.present.get(*id));
+        former.filter(|endpoint| endpoint.is_judged_by_former_programs())
+    }
+
+    /// The endpoint gets programs of this run.
+    pub(crate) fn end_former(&mut self, id: EndpointId) {
+        self.former.remove(&id);
     }
 }
 

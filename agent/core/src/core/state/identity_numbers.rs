@@ -263,7 +263,7 @@ impl IdentityNumbers {
         idle
     }
 
-    /// Takes back a number that was swept. True if it was free.
+    /// Gives a number that was swept to its former holder. True if it was free.
     pub(crate) fn revive(&mut self, id: IdentityId, labels: LabelSet) -> bool {
         if id.is_endpoint() {
             self.endpoint_checkpoint.add(id, &labels);

@@ -1,6 +1,6 @@
 //! `CiliumWorldCIDRs`: blocks of addresses outside of the cluster.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::{IpNet, Ipv4Net};
 use netpol::field::{Checked, Field};
@@ -33,6 +33,13 @@ pub(in crate::policy) fn read(value: &Value) -> Checked<WorldCidrs> {
     }
     let mut blocks = BTreeSet::new();
     for item in cidrs.items()? {
+        if item.text()?.parse::<IpAddr>().is_ok() {
+            let reason = format!("`{}` has no prefix length", item.text()?);
+            return item.refuse(
+                reason,
+                "write a block, such as 192.0.2.7/32 for one address",
+            );
+        }
         match prefix(&item)? {
             IpNet::V4(block) => blocks.insert(block),
             IpNet::V6(block) => {

@@ -211,6 +211,8 @@ fn high_scale_blocks_outside_of_the_cluster() {
     for (from, to, field) in [
         (list, "[300.0.0.0/8]", "spec.cidrs[0]"),
         (list, "[10.0.0.0/33]", "spec.cidrs[0]"),
+        // The definition in the cluster refuses it too.
+        (list, "[10.0.0.0/8, 192.0.2.7]", "spec.cidrs[1]"),
         (list, "[192.0.2.0/24, \"2001:db8::/32\"]", "spec.cidrs[1]"),
         (list, "[192.0.2.0/24, 7]", "spec.cidrs[1]"),
         (list, "10.0.0.0/8", "spec.cidrs"),

@@ -1,0 +1,31 @@
+//! How long a start takes until the node is as the sources say, for the log.
+
+use std::time::Instant;
+
+use agent_core::core::Core;
+
+#[derive(Debug)]
+pub(super) struct Start {
+    begun: Instant,
+    is_synced: bool,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self {
+            begun: Instant::now(),
+            is_synced: false,
+        }
+    }
+}
+
+impl Start {
+    /// Logs once that what the first listings of all sources say is in force.
+    pub(super) fn note_synced(&mut self, core: &Core) {
+        if !self.is_synced && core.is_synced() {
+            self.is_synced = true;
+            let after = self.begun.elapsed();
+            tracing::info!(?after, "the node is as the sources say");
+        }
+    }
+}

@@ -13,7 +13,7 @@ use crate::regular_file;
 pub struct DirError {
     /// The directory or file that cannot be read.
     pub path: PathBuf,
-    /// The I/O error; for a file it may also be its kind, size or encoding.
+    /// The I/O error. For a file, it may also say that the kind, size or encoding is wrong.
     pub source: io::Error,
 }
 

@@ -4,14 +4,14 @@ use std::{fs, io};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Descriptors that are reserved for each TCP connection of a client: its own, the one to its
-/// server, and as many for UDP sockets and everything else.
+/// Descriptors that are reserved for each TCP connection of a client: one for it, one for the
+/// connection to its server, and two for UDP sockets and everything else.
 const PER_CONNECTION: usize = 4;
 
-/// Descriptors of this process; its size is their number (proc(5)).
+/// Directory of this process's descriptors. Its size is their number (proc(5), since Linux 6.2).
 const OWN: &str = "/proc/self/fd";
 
-/// Descriptors that this process may have open.
+/// Number of descriptors that this process may have open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors(usize);
 
@@ -43,8 +43,8 @@ impl Descriptors {
         }
     }
 
-    /// Raises the soft limit to the hard one. The usual soft limit of 1,024 is less than the
-    /// limits of our own on sockets and connections allow.
+    /// Raises the soft limit to the hard one. The usual soft limit of 1,024 is too low for our own
+    /// limits on sockets and connections.
     pub fn raise() -> Self {
         let limits = getrlimit(Resource::RLIMIT_NOFILE);
         let (soft, hard) = limits.unwrap_or((1024, 1024));
@@ -79,8 +79,8 @@ impl Descriptors {
         fit
     }
 
-    /// The number of peers with one descriptor each for which there are descriptors beside
-    /// `others`, at most `wanted`.
+    /// The number of peers, at most `wanted`, that can have one descriptor each while `others`
+    /// descriptors are used for other purposes.
     pub fn connections(self, wanted: usize, others: usize) -> usize {
         let fit = self.0.saturating_sub(others).clamp(1, wanted.max(1));
         if fit < wanted {

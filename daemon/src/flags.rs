@@ -112,8 +112,8 @@ impl<'a> FileFlags<'a> {
         nearest::nearest(key, self.names())
     }
 
-    /// The flag of which `key` is a misspelling. It is stricter than [`Self::nearest`], because a
-    /// directory has keys of other programs, too.
+    /// The flag of which `key` is a misspelling. This is stricter than [`Self::nearest`], because a
+    /// directory also has keys of other programs.
     pub(crate) fn misspelt(&self, key: &str) -> Option<&'a str> {
         nearest::misspelt(key, self.names())
     }

@@ -1,8 +1,8 @@
 //! The open connections of a socket, and which of them to close for a new one.
 //!
-//! There is always room for one more peer: a connection of the peer with most connections is closed
-//! for it. A closed connection keeps its descriptor until its task has run, so [`Guests::accept`]
-//! waits for that.
+//! There is always room for one more peer: to make room, a connection of the peer with the most
+//! connections is closed. A closed connection keeps its descriptor until its task has run, so
+//! [`Guests::accept`] waits for that.
 
 use std::{
     collections::BTreeMap,
@@ -120,7 +120,7 @@ impl Activity {
 pub struct Busy(Activity);
 
 impl<P: Copy + Eq + Hash + Ord> Guests<P> {
-    /// At most `limit` connections, and at least one.
+    /// Admits at most `limit` connections, and at least one.
     pub fn new(limit: usize) -> Self {
         Self::counted(limit, ConnectionCounts::default())
     }
@@ -147,8 +147,8 @@ impl<P: Copy + Eq + Hash + Ord> Guests<P> {
         drop(self.existing.acquire().await);
     }
 
-    /// Waits for room and for the next connection. It reports each failure, and tries again after
-    /// a pause.
+    /// Waits for room and for the next connection. Reports each failure to `failed`, and tries
+    /// again after a pause.
     pub async fn accept<T, F>(&self, accept: impl Fn() -> F, failed: impl Fn(io::Error)) -> T
     where
         F: Future<Output = io::Result<T>>,
@@ -211,7 +211,7 @@ impl<P: Copy + Eq + Hash + Ord> State<P> {
         idle.or_else(|| of_largest().next()).map(|(key, _)| *key)
     }
 
-    /// Removes a connection. The result is false if it was removed before.
+    /// Removes a connection. Returns false if it was already removed.
     fn remove(&mut self, key: u64) -> bool {
         let removed = self.open.remove(&key);
         if let Some(open) = &removed {

@@ -12,13 +12,13 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Most bytes of an answer's headers.
+/// Maximum length of an answer's headers, in bytes.
 const HEADERS: usize = 64 << 10;
 
 /// How large an answer may be, and how long it may take.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerLimits {
-    /// Most bytes that the body may have.
+    /// Maximum length of the body, in bytes.
     pub body: usize,
     /// Time from the request to the end of the headers.
     pub begins_within: Duration,
@@ -91,7 +91,7 @@ pub async fn exchange(
     exchanged.unwrap_or(Err(AnswerError::Slow(limits.within)))
 }
 
-/// Copies the body, because a frame of a few bytes may keep a large buffer in memory.
+/// Reads the body. Copies it, because a frame of a few bytes may keep a large buffer in memory.
 async fn read(
     response: Response<Incoming>,
     limit: usize,

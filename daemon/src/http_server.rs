@@ -34,7 +34,8 @@ pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; char
 
 /// Binds the address of `--metrics-address`, if there is one.
 ///
-/// # Errors The address cannot be bound. The text names the flag.
+/// # Errors
+/// The address cannot be bound. The text names the flag.
 pub async fn bind_metrics(address: &MetricsAddress) -> io::Result<Option<TcpListener>> {
     let mut first = None;
     for candidate in address.candidates() {
@@ -68,8 +69,8 @@ pub fn answer(
 /// Limits for the peers of one socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once. For one more, the oldest idle connection of the peer with most
-    /// connections is closed.
+    /// Maximum number of connections at once. To admit one more, the oldest idle connection of the
+    /// peer with the most connections is closed.
     pub connections: usize,
     /// Longest time from a connection's start, or the end of an answer, until the next request's
     /// headers have arrived.
@@ -243,7 +244,7 @@ mod tests {
 
     /// Far longer than any test here takes.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-    /// Limits whose times do not end a connection of a test.
+    /// Limits whose times are too long to end a connection of a test.
     const LIMITS: Limits = Limits {
         connections: 8,
         headers_within: Duration::from_secs(3600),

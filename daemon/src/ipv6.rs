@@ -7,7 +7,7 @@ use std::{
 
 use nix::errno::Errno;
 
-/// A program is to serve IPv6, and its network namespace has none.
+/// The program must serve IPv6, but its network namespace has no IPv6.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "--enable-ipv6 is true, as by default, and this node has no IPv6 (a socket on ::1: {0}): set \

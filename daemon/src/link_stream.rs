@@ -1,8 +1,7 @@
 //! One end of a connection between a proxy and its agent, over a unix socket.
 //!
-//! A stream of tokio always waits for room to write, too: each time the peer reads, the kernel
-//! wakes the thread of this end for nothing. [`LinkStream`] waits for room only while a write is
-//! blocked.
+//! A tokio stream always waits for room to write, too: each time the peer reads, the kernel wakes
+//! the thread of this end needlessly. [`LinkStream`] waits for room only while a write is blocked.
 
 mod register;
 

@@ -1,5 +1,6 @@
-//! The filter of the log: levels of all lines and of modules. A misspelt level is an error, because
-//! the library takes it for the name of a module, and then logs no lines of other modules.
+//! The filter of the log: a level for all lines, and levels for single modules. A misspelt level is
+//! an error, because the library takes it for the name of a module, and then logs no lines of other
+//! modules.
 
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 

@@ -1,8 +1,8 @@
 //! The result of looking for a thing that may have ended.
 //!
-//! Only a positive answer of the kernel, of a directory or of a server removes entries in force.
-//! A look-up that fails for another reason (no descriptor left, no right, an I/O error, a timeout)
-//! shows nothing about the thing, so [`Lookup`] has a value of its own for it.
+//! Entries in force are removed only if the kernel, a directory or a server says that the thing
+//! does not exist. A look-up that fails for another reason (no descriptor left, no right, an I/O
+//! error, a timeout) shows nothing about the thing, so [`Lookup`] has a value of its own for it.
 
 use std::io;
 
@@ -21,8 +21,8 @@ pub enum Lookup<T> {
 }
 
 impl<T> Lookup<T> {
-    /// The result of a system call about a path. Only `ENOENT` shows that nothing is there: for
-    /// `ENOTDIR` a parent is something else than before, so the thing may come back with it.
+    /// The result of a system call about a path. Only `ENOENT` shows that nothing is there.
+    /// `ENOTDIR` means that a file has taken the place of a parent, so the thing may come back.
     pub fn of_path(result: io::Result<T>) -> Self {
         Self::of(result, |errno| errno == Errno::ENOENT)
     }

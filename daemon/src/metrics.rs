@@ -73,7 +73,7 @@ impl<L: Label> Default for Counts<L> {
 }
 
 impl<L: Label> Counts<L> {
-    /// Counts one of `label`.
+    /// Counts one event with `label`.
     pub fn inc(&self, label: L) {
         if let Some(count) = self.counts.get(label.index()) {
             count.fetch_add(1, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Families<'_, '_> {
         metric.encode(self.0.encode_descriptor(name, help, unit, kind)?)
     }
 
-    /// A level, or 1 while something holds.
+    /// A level, or 1 while a condition holds.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl TryInto<i64>) -> fmt::Result {
         self.metric(name, help, &gauge(value))
     }

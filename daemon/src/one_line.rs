@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Makes writers that escape control characters, except the line feed that ends an event.
 ///
 /// The formatter gives each event to its writer in one call. Its colours must be off, because they
-/// are control characters, too. Escapes are those of JSON.
+/// are control characters, too. The escapes are JSON's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OneLine<M>(pub(crate) M);
 

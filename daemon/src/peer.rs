@@ -1,4 +1,4 @@
-//! The peers between which the places of a socket are divided.
+//! The peers that share the connections of a socket.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},

@@ -105,7 +105,7 @@ pub fn open(root: &Path, below: &str) -> Result<File, PinDirError> {
 }
 
 /// Refuses a directory in which another user can make, rename or remove things. A sticky directory
-/// (usually the root itself) is accepted: there a user can rename or remove only files of that user.
+/// (usually the root itself) is accepted: in it, users can rename or remove only their own files.
 fn check(dir: &File, path: &Path) -> Result<(), PinDirError> {
     let found = dir.metadata().map_err(|source| PinDirError::Io {
         path: path.to_owned(),
@@ -176,7 +176,8 @@ pub fn holder(file: &File) -> Option<u32> {
     holder_in(&locks, &place)
 }
 
-/// `1: FLOCK  ADVISORY  WRITE 4711 00:2a:17 0 EOF`
+/// The process that locks the inode `place`. The lines of `locks` are like
+/// `1: FLOCK  ADVISORY  WRITE 4711 00:2a:17 0 EOF`.
 fn holder_in(locks: &str, place: &str) -> Option<u32> {
     let mut held = locks.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace().skip(1);

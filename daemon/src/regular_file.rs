@@ -14,7 +14,7 @@ use nix::{errno::Errno, fcntl::OFlag};
 
 use crate::lookup::Lookup;
 
-/// Most bytes of a file.
+/// Maximum length of a file, in bytes.
 pub const MAX_FILE: u64 = 256 << 20;
 
 /// Flags for opening a file that should be regular: opening a pipe does not wait for its other end,

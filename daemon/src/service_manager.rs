@@ -72,7 +72,7 @@ impl ServiceManager {
         }
     }
 
-    /// Reports that the process works, which restarts its watchdog's time.
+    /// Reports that the process works, which resets the manager's watchdog timer.
     pub fn alive(&self) {
         self.send("WATCHDOG=1\n");
     }

@@ -17,7 +17,7 @@ use crate::{
     flags::{FileFlags, ValueError},
 };
 
-/// Most bytes of a settings file.
+/// Maximum length of a settings file, in bytes.
 const MAX_FILE: usize = 1 << 20;
 
 /// Why the files of a command line cannot be used. Exit code 2.

@@ -25,8 +25,8 @@ impl StateDir {
         }
     }
 
-    /// Whether `other` is another directory. A directory without a path is unknown and does not
-    /// count as another.
+    /// Whether `other` is another directory. A directory without a path is unknown, and does not
+    /// count as another one.
     pub fn differs_from(&self, other: &Self) -> bool {
         let is_known = |dir: &Self| !dir.path.as_os_str().is_empty();
         if !is_known(self) || !is_known(other) {

@@ -21,7 +21,7 @@ use crate::{
 /// Ending of a temporary name. A crash or a failed write leaves the file behind, and the next
 /// write replaces it.
 const TEMPORARY: &str = ".new";
-/// Names that are tried for a file that is set aside.
+/// Number of names that are tried for a file that is set aside.
 const ASIDES: u32 = 16;
 
 /// Why a file can be neither used nor replaced.
@@ -48,7 +48,7 @@ pub enum StateFileError {
 }
 
 impl StateFileError {
-    /// Makes errors of calls about `path`.
+    /// Returns a function that makes errors of calls about `path`.
     pub fn io(path: &Path) -> impl Fn(io::Error) -> Self {
         |source| Self::Io {
             path: path.to_owned(),

@@ -27,7 +27,7 @@ const HEADER: usize = 16;
 const QUERY: usize = HEADER + 56;
 /// `TCP_ESTABLISHED` and `TCP_CLOSE_WAIT`: a socket in another state may have no user any more.
 const WITH_USER: [u8; 2] = [1, 8];
-/// Longest wait for an answer of the kernel, milliseconds. Usually it comes at once.
+/// Time limit for an answer of the kernel, milliseconds. Usually it comes at once.
 const WITHIN_MS: i64 = 100;
 
 /// Asks the kernel, through one socket that stays open.

@@ -9,8 +9,8 @@ use shared_maps::EndpointId;
 
 use crate::{boot_time::BootTime, name::Fqdn, rule::Transport};
 
-/// Longest time until a lease ends: an agent that must break a lease waits no longer. Each mapping
-/// gives the lease again.
+/// Maximum duration of a lease, so that an agent that must break a lease waits no longer than this.
+/// Each mapping renews the lease.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(3600);
 
 /// One endpoint as it is now: its number may be reused, an instance is not.
@@ -33,7 +33,7 @@ pub struct Mapping {
     pub name: Fqdn,
     /// A and AAAA records reached from the question's name; never empty.
     pub addresses: Vec<IpAddr>,
-    /// Least TTL of the chain, seconds.
+    /// Minimum of the TTLs in the chain, seconds.
     pub ttl: u32,
     /// When the answer reached the proxy.
     pub seen_at: BootTime,
@@ -43,7 +43,7 @@ pub struct Mapping {
     pub server: SocketAddr,
     /// Transport of the client's query.
     pub transport: Transport,
-    /// Whether it was sent again from a table, and is no live answer.
+    /// Whether the mapping was sent again from a table, and not from a live answer.
     pub replayed: bool,
 }
 
@@ -77,7 +77,7 @@ pub enum Realised {
 /// Why the agent did not realise a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No such endpoint instance, or it is younger than the answer.
+    /// The endpoint instance does not exist, or it is younger than the answer.
     EndpointUnknown,
     /// The endpoint's DNS policy does not allow the name at this server.
     NotAllowed,

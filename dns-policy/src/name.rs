@@ -45,7 +45,8 @@ pub(crate) fn ends_with_dot(text: &str) -> bool {
     escapes % 2 == 0
 }
 
-/// Longest presentation form, bytes: every byte of 250 in labels escaped as four, and the dots.
+/// Maximum length of the presentation form, bytes: 250 bytes in labels, each escaped as four, and
+/// the dots.
 const MAX_TEXT: usize = 1024;
 
 /// Room for one name in presentation form, filled from a message without allocating.

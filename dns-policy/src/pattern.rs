@@ -17,7 +17,7 @@ use crate::{
     rule::NameRule,
 };
 
-/// Longest rule text, bytes, without a final dot.
+/// Maximum length of a rule's text without a final dot, in bytes.
 pub(crate) const MAX_LEN: usize = 255;
 
 /// What is wrong with a name or pattern.
@@ -89,7 +89,8 @@ fn validate(
     if trimmed.is_empty() {
         return Err(PatternError::Empty { field });
     }
-    // The final dot does not count: a rule that was accepted without one is sent on with it.
+    // The final dot does not count, because a rule that was accepted without it is passed on with
+    // it.
     if trimmed.strip_suffix('.').unwrap_or(trimmed).len() > MAX_LEN {
         return Err(PatternError::TooLong {
             field,
@@ -168,7 +169,7 @@ impl Pattern {
         }
     }
 
-    /// The rule again: equal in meaning to the one it was parsed from.
+    /// The rule as text. It has the same meaning as the rule from which it was parsed.
     pub fn to_rule(&self) -> NameRule {
         match self {
             Self::All => NameRule::Pattern("*".to_owned()),
@@ -210,7 +211,7 @@ fn is_labels(text: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SelectorMatcher(Pattern);
 
-/// How a selector can be found without a comparison with each one.
+/// How to find a selector without comparing all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SelectorKey<'a> {
     /// Matches this name and no other.
@@ -238,7 +239,8 @@ impl SelectorMatcher {
         }
     }
 
-    /// Key for an index over many selectors. A selector that is found must still be asked with [`Self::matches`].
+    /// Key for an index over many selectors. A selector that is found must still be checked with
+    /// [`Self::matches`].
     pub fn key(&self) -> SelectorKey<'_> {
         match &self.0 {
             Pattern::Exact(name) => SelectorKey::Exact(name.as_str()),

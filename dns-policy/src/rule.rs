@@ -57,12 +57,12 @@ pub struct PortRules {
     pub rules: Vec<SelectorRule>,
 }
 
-/// Names that may be asked of the servers one selector selects.
+/// Names that may be asked of the servers that one selector selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectorRule {
     /// The selector as the policy has it, for people.
     pub selector: String,
-    /// Servers the rule is about.
+    /// Servers that the rule is about.
     pub servers: Servers,
     /// Names that may be asked.
     pub names: NameRules,
@@ -82,9 +82,9 @@ pub enum Servers {
 /// Names that a rule allows queries for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameRules {
-    /// Every name, the root and odd ones included: a rule without DNS names, for which the datapath
-    /// sends no query to the proxy. Where another rule of the port sends the server's queries to
-    /// the proxy, this rule allows every name ([`PortRules::sends_to_proxy`]).
+    /// Every name, including the root and odd names. It stands for a rule without DNS names, for
+    /// which the datapath sends no query to the proxy. Where another rule of the port sends the
+    /// server's queries to the proxy, this rule allows every name ([`PortRules::sends_to_proxy`]).
     All,
     /// Names that one of these matches; an empty list matches none.
     Names(Vec<NameRule>),
@@ -100,10 +100,11 @@ impl NameRules {
 }
 
 impl Servers {
-    /// Whether a server with this identity and address is among them.
+    /// Whether a server with this identity and address is one of these servers.
     pub fn select(&self, identity: IdentityId, address: IpAddr) -> bool {
         match self {
-            // A rule names the Services that it is about: their port is not that of their backends.
+            // A Service needs a rule that names it, because its port may differ from the port of
+            // its backends.
             Self::Any => !identity.is_service(),
             Self::Identities(ids) => ids.contains(&identity),
             Self::Prefixes(prefixes) => prefixes.iter().any(|prefix| prefix.contains(&address)),
@@ -129,7 +130,8 @@ impl Servers {
                 let ids: BTreeSet<IdentityId> = own.intersection(&identities).copied().collect();
                 (!ids.is_empty()).then_some(Self::Identities(ids))
             }
-            // Only restored rules have prefixes, and these rules are all of ports of the proxy.
+            // Only restored rules have prefixes, and all of them are for ports whose queries go to
+            // the proxy.
             Self::Prefixes(_) => Some(self.clone()),
         }
     }
@@ -150,8 +152,8 @@ impl PortRules {
         named.any(|rule| rule.servers.select(server, address))
     }
 
-    /// Each rule, about those of its servers whose queries the datapath sends to the proxy; `None` if
-    /// there is no such server.
+    /// Each rule, reduced to the servers whose queries the datapath sends to the proxy; `None` if
+    /// the rule has no such server.
     pub fn at_proxy(&self) -> Vec<Option<SelectorRule>> {
         let named = self.rules.iter().filter(|rule| rule.has_names());
         let named: Vec<&Servers> = named.map(|rule| &rule.servers).collect();

@@ -94,7 +94,7 @@ impl StoredRules {
     }
 }
 
-/// Rules by prefix or regular expression come from files only and are not written again.
+/// Rules by prefix or regular expression come only from files, and are not written again.
 fn stored_rule(rule: &SelectorRule) -> Option<StoredRule> {
     let (any_server, servers) = match &rule.servers {
         Servers::Any => (true, BTreeSet::new()),

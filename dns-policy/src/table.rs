@@ -1,7 +1,7 @@
 //! The DNS rules of all endpoints, compiled: an immutable snapshot that is swapped whole.
 //!
-//! A snapshot shares with the one before whatever did not change: rules of one
-//! endpoint are replaced without touching those of the others.
+//! A snapshot shares everything that did not change with the previous snapshot: rules of one
+//! endpoint are replaced without touching the rules of the others.
 
 mod compile;
 mod matcher;
@@ -117,8 +117,8 @@ impl PolicyTable {
         self.endpoints.ids()
     }
 
-    /// Rules of one endpoint, rendered back from their compiled form: equal in meaning to those
-    /// given. It reads all names of the table, so it is for people, not for queries.
+    /// Rules of one endpoint, rendered back from their compiled form: they have the same meaning as
+    /// the given rules. This reads all names of the table, so it is for people and not for queries.
     pub fn describe(&self, endpoint: EndpointId) -> Option<EndpointRules> {
         let compiled = self.endpoints.get(endpoint)?;
         let text: BTreeMap<NameId, &Arc<str>> = self.names.iter().map(|(n, id)| (id, n)).collect();
@@ -200,7 +200,7 @@ struct CompiledRule {
     selector: Box<str>,
     servers: CompiledServers,
     names: Arc<Matcher>,
-    /// Whether it was [`NameRules::All`], which differs from a pattern for every name.
+    /// Whether the names were [`NameRules::All`], which differs from a pattern for every name.
     is_plain: bool,
 }
 
@@ -216,7 +216,8 @@ enum CompiledServers {
 impl CompiledServers {
     fn select(&self, identity: IdentityId, address: IpAddr) -> bool {
         match self {
-            // A rule names the Services that it is about: their port is not that of their backends.
+            // A Service needs a rule that names it, because its port may differ from the port of
+            // its backends.
             Self::Any => !identity.is_service(),
             Self::Identities(ids) => ids.binary_search(&identity).is_ok(),
             Self::Prefixes(prefixes) => prefixes.iter().any(|p| p.contains(&address)),
@@ -273,7 +274,7 @@ impl Endpoints {
     }
 }
 
-/// A rule that could not be compiled. It allows nothing; the endpoint's other rules hold.
+/// A rule that could not be compiled. It allows nothing; the endpoint's other rules apply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {endpoint}, selector {selector:?}: {why}")]
 pub struct RuleError {
@@ -298,7 +299,7 @@ impl PolicyHandle {
         Self::default()
     }
 
-    /// The table in force. Cheap; hold it for one batch, not longer.
+    /// The table in force. Loading it is cheap. Hold it for one batch of queries at most.
     pub fn load(&self) -> Guard<Arc<PolicyTable>> {
         self.current.load()
     }
@@ -315,8 +316,8 @@ impl PolicyHandle {
         })
     }
 
-    /// Replaces the rules of the endpoints in `changed`, and drops those of the
-    /// endpoints in `removed`; all others stay.
+    /// Replaces the rules of the endpoints in `changed`, and drops the rules of the endpoints in
+    /// `removed`. All other rules stay.
     pub fn apply(&self, changed: &[RulesOf], removed: &[EndpointId]) -> Vec<RuleError> {
         self.swap(changed, |_| removed.to_vec())
     }
@@ -337,7 +338,8 @@ impl PolicyHandle {
             let compiled = Arc::new(compiler.compile(of, &mut errors));
             replaced.extend(table.endpoints.put(of.endpoint, compiled));
         }
-        // Released after the new rules are compiled, so that what both have in common is not built twice.
+        // The old rules are released after the new rules are compiled, so that what both have in
+        // common is not built twice.
         for old in &replaced {
             compiler.release(old);
         }

@@ -9,7 +9,7 @@ pub enum Verdict {
     Deny(DenyReason),
 }
 
-/// The first thing that was missing for a query to be allowed.
+/// The first condition that a denied query did not meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DenyReason {
     /// The endpoint has no DNS rules at all.
@@ -18,6 +18,6 @@ pub enum DenyReason {
     NoRulesForPort,
     /// No rule is about this server.
     ServerNotSelected,
-    /// A rule is about this server, none allows the name.
+    /// A rule is about this server, but none allows the name.
     NameNotAllowed,
 }

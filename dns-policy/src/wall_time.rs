@@ -8,16 +8,17 @@ use jiff::{
 };
 
 const SECOND: u64 = 1_000_000_000;
-/// Longest text of an instant, bytes.
+/// Maximum length of an instant's text, in bytes.
 const LONGEST: usize = "2024-02-29T12:00:00.000000001Z".len();
 
-/// Now, nanoseconds of Unix time; before 1970 it is 0. For people and files only: it jumps.
+/// The present time in nanoseconds of Unix time; 0 before 1970. For people and files only, because
+/// this clock jumps.
 pub fn now() -> u64 {
     let since = of_file().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Now, to compare with the times of files.
+/// The present time, to compare with the times of files.
 #[expect(clippy::disallowed_methods, reason = "the edge at which it is taken")]
 pub fn of_file() -> SystemTime {
     SystemTime::now()
@@ -29,7 +30,7 @@ pub fn render(unix_ns: u64) -> String {
     Text::of(unix_ns).as_str().to_owned()
 }
 
-/// An instant as [`render`] spells it, made without allocating: files have thousands.
+/// An instant in the form of [`render`], made without allocating, because files have thousands.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
     bytes: [u8; LONGEST],
@@ -57,7 +58,7 @@ impl Text {
     }
 }
 
-/// Reads RFC 3339; instants before 1970 (Go's zero time among them) are 0.
+/// Reads RFC 3339. Instants before 1970, such as Go's zero time, are 0.
 pub fn parse(text: &str) -> Option<u64> {
     let instant: Timestamp = text.parse().ok()?;
     u64::try_from(instant.as_nanosecond().max(0)).ok()

@@ -13,10 +13,10 @@ use super::{
     edns::Edns, labels,
 };
 
-/// Most addresses that are learned from one answer. Pools of servers have some dozens, and the
-/// agent takes no more from one mapping.
+/// Maximum number of addresses that are learned from one answer. Pools of servers have some dozens,
+/// and the agent takes no more from one mapping.
 pub const MAX_ADDRESSES: usize = 1024;
-/// Longest CNAME chain that is followed.
+/// Maximum length of a CNAME chain that is followed.
 const MAX_CHAIN: usize = 32;
 
 /// Whether `message` is a response to the question `asked` (name, type and class as sent).
@@ -28,7 +28,8 @@ pub fn answers(message: &[u8], asked: &[u8]) -> bool {
     answers_if(message, asked, <[u8]>::eq)
 }
 
-/// [`answers`] where a forgery is not possible: over TCP a server may lose the name's case (RFC 4343).
+/// Like [`answers`], for TCP: a forgery is not possible there, and a server may lose the name's
+/// case (RFC 4343).
 pub fn answers_in_any_case(message: &[u8], asked: &[u8]) -> bool {
     answers_if(message, asked, <[u8]>::eq_ignore_ascii_case)
 }
@@ -63,17 +64,17 @@ fn is_extended_error(message: &[u8], header: Header) -> bool {
 /// Addresses and TTL for the name of the question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Learned {
-    /// Addresses of the name, reached along its CNAME chain; each once, the first
-    /// [`MAX_ADDRESSES`] of them.
+    /// Addresses of the name, reached along its CNAME chain: the first [`MAX_ADDRESSES`] of them,
+    /// each once.
     pub addresses: Vec<IpAddr>,
     /// Further addresses of the name, which are not learned.
     pub left_out: usize,
-    /// Least TTL of that chain and those addresses, seconds.
+    /// Minimum of the TTLs of that chain and those addresses, seconds.
     pub ttl: u32,
 }
 
 impl Learned {
-    /// Keeps the first [`MAX_ADDRESSES`], each once.
+    /// Keeps the first [`MAX_ADDRESSES`] addresses, each once.
     fn limit(&mut self) {
         if self.addresses.len() > MAX_ADDRESSES {
             let mut known = HashSet::with_hasher(RandomState::default());
@@ -96,13 +97,13 @@ pub struct Malformed;
 pub struct Reading {
     /// Addresses, if the code is 0 and there are any.
     pub learned: Option<Learned>,
-    /// Its OPT record, if it carries an option that must not be passed on.
+    /// OPT record of the answer, if it carries an option that must not be passed on.
     pub hop_by_hop: Option<Edns>,
 }
 
-/// Reads an answer that [`answers`] said yes to.
+/// Reads an answer that [`answers`] accepted.
 ///
-/// A truncated answer may break off anywhere after its question.
+/// A truncated answer may end anywhere after its question.
 pub fn read(message: &[u8]) -> Result<Reading, Malformed> {
     let header = Header::read(message).ok_or(Malformed)?;
     let truncated = header.flags & FLAG_TRUNCATED != 0;
@@ -140,7 +141,7 @@ pub fn read(message: &[u8]) -> Result<Reading, Malformed> {
     })
 }
 
-/// The answer section, already known to be readable.
+/// The answer section of a message, which was checked to be readable.
 struct Section<'a> {
     message: &'a [u8],
     start: usize,
@@ -153,8 +154,8 @@ impl Section<'_> {
             ttl: u32::MAX,
             ..Learned::default()
         };
-        // Owners are read once, not once per link of the chain: an answer
-        // may have thousands, of hundreds of labels and pointers each.
+        // Owners are read once and not once per link of the chain, because an answer may have
+        // thousands of owners with hundreds of labels and pointers each.
         let state = RandomState::default();
         let hash = |at| labels::hash(self.message, at, &state);
         let records: Vec<_> = self
@@ -237,7 +238,7 @@ fn ttl(record: &Record) -> u32 {
     }
 }
 
-/// Most records of an answer section that are reported.
+/// Maximum number of records of an answer section that are reported.
 const MAX_REPORTED: usize = 128;
 
 /// Contents of a message's answer section, for logs.
@@ -245,7 +246,7 @@ const MAX_REPORTED: usize = 128;
 pub struct AnswerSection {
     /// Response code without its EDNS extension.
     pub rcode: u8,
-    /// Least TTL of addresses and aliases, if there are any, seconds.
+    /// Minimum of the TTLs of addresses and aliases, seconds; `None` if there are none.
     pub ttl: Option<u32>,
     /// Names that aliases lead to, in order.
     pub cnames: Vec<String>,
@@ -356,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_long_chain_costs_no_more_than_reading_each_owner_once() {
-        // Names of the greatest length, which differ in their last label only.
+        // Names of maximum length, which differ only in their last label.
         let name = |number: usize| {
             let mut name = [1, b'a'].repeat(120);
             name.extend_from_slice(&[4]);
@@ -380,7 +381,8 @@ mod tests {
         let before = steps::taken();
         assert_eq!(learned(&built), None);
         let taken = steps::taken() - before;
-        // Each name is hashed once and compared with one other, and the chain is compared with itself.
+        // Each name is hashed once and compared with one other name, and the names of the chain are
+        // compared with each other.
         let names = 3 * records + MAX_CHAIN * MAX_CHAIN + 2 * MAX_CHAIN;
         assert!(taken <= 123 * names, "{taken} steps for {records} records");
     }

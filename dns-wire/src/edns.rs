@@ -4,9 +4,9 @@ use std::{ops::Range, time::Duration};
 
 use super::{HEADER_LEN, Header, Record, TYPE_OPT, labels, put_u16, u16_at};
 
-/// Option EDNS TCP keepalive (RFC 7828): between two hops only.
+/// Option EDNS TCP keepalive (RFC 7828), which is valid between two hops only.
 const OPTION_TCP_KEEPALIVE: u16 = 11;
-/// Unit of the time in that option (RFC 7828, 3.1).
+/// Unit of the time in the keepalive option (RFC 7828, 3.1).
 const KEEPALIVE_UNIT: Duration = Duration::from_millis(100);
 /// Option COOKIE (RFC 7873).
 pub(crate) const OPTION_COOKIE: u16 = 10;
@@ -15,10 +15,10 @@ const FULL_COOKIE: std::ops::RangeInclusive<usize> = 16..=40;
 /// Flag DO in the extended flags (RFC 3225).
 const FLAG_DNSSEC_OK: u32 = 0x8000;
 
-/// The used parts of an OPT record.
+/// The parts of an OPT record that are used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edns {
-    /// UDP payload size its sender takes, bytes.
+    /// Maximum UDP payload that the sender accepts, bytes.
     pub udp_size: u16,
     /// Flag DO: the sender wants DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
@@ -82,12 +82,12 @@ impl Edns {
         self.keepalive
     }
 
-    /// The cookie in `message`, from which this was read, if the cookie has a server part.
+    /// The cookie in `message`, if it has a server part. `self` was read from `message`.
     pub(crate) fn cookie<'a>(&self, message: &'a [u8]) -> Option<&'a [u8]> {
         message.get(self.cookie.clone()?)
     }
 
-    /// Takes TCP keepalive options out of `message`, which this was read from.
+    /// Removes TCP keepalive options from `message`, from which `self` was read.
     pub fn strip_keepalive(&self, message: &mut Vec<u8>) {
         let mut at = self.data.start;
         let mut end = self.data.end;
@@ -118,7 +118,7 @@ pub(crate) fn find(message: &[u8], mut at: usize, count: usize) -> Option<(Optio
     for _ in 0..count {
         let (record, next) = Record::read(message, at)?;
         if record.rtype == TYPE_OPT {
-            // Owner must be the root (RFC 6891, 6.1.2).
+            // The owner must be the root (RFC 6891, 6.1.2).
             if edns.is_some() || message.get(record.owner) != Some(&0) {
                 return None;
             }
@@ -129,8 +129,8 @@ pub(crate) fn find(message: &[u8], mut at: usize, count: usize) -> Option<(Optio
     Some((edns, at))
 }
 
-/// The flag DO of a message that may be broken, if there is an OPT record to be found:
-/// who sends one gets one back, whatever is wrong (RFC 6891, 7).
+/// The flag DO of a message that may be broken; `None` if no OPT record is found. A sender of an
+/// OPT record gets one back, whatever is wrong (RFC 6891, 7).
 pub(crate) fn anywhere(message: &[u8]) -> Option<bool> {
     let header = Header::read(message)?;
     let mut at = HEADER_LEN;

@@ -5,19 +5,19 @@ use std::hash::{BuildHasher, Hasher};
 use dns_policy::name::NameBuf;
 use foldhash::quality::RandomState;
 
-/// Most bytes of a name, length bytes and root included (RFC 1035, 2.3.4).
+/// Maximum length of a name with its length bytes and the root, in bytes (RFC 1035, 2.3.4).
 const MAX_NAME: usize = 255;
-/// Most pointers of a name: one before each label and the root. [`MAX_NAME`] bytes hold at most 128
-/// of these. A chain of pointers to pointers costs time only.
+/// Maximum number of pointers in a name: one before each label and the root. [`MAX_NAME`] bytes
+/// hold at most 128 of these. A chain of pointers to pointers costs time only.
 const MAX_POINTERS: usize = 128;
 
 /// One step through a name.
 enum Step {
-    /// A label of this many bytes, which start at the position.
+    /// A label: the position of its first byte, and its length.
     Label(usize, usize),
-    /// The root label; the position after it.
+    /// The root label, with the position after it.
     Root(usize),
-    /// A pointer to an earlier position; the position after it.
+    /// A pointer to an earlier position, and the position after the pointer.
     Pointer(usize, usize),
 }
 
@@ -28,7 +28,7 @@ fn step(message: &[u8], at: usize) -> Option<Step> {
         1..=63 => Some(Step::Label(usize::from(length), at + 1)),
         0xc0.. => {
             let target = super::u16_at(message, at)? & 0x3fff;
-            // A pointer leads to a prior occurrence: this alone rules loops out.
+            // A pointer must lead to an earlier position, which alone excludes loops.
             let target = usize::from(target);
             (target < at).then_some(Step::Pointer(target, at + 2))
         }
@@ -56,7 +56,7 @@ impl<'a> Labels<'a> {
         }
     }
 
-    /// The next label; an empty one at the root.
+    /// The next label. The root is an empty label.
     fn next(&mut self) -> Option<&'a [u8]> {
         loop {
             #[cfg(test)]
@@ -70,7 +70,7 @@ impl<'a> Labels<'a> {
                     return (self.length <= MAX_NAME).then_some(label);
                 }
                 Step::Pointer(target, _) => {
-                    // Each pointer must lead to a position below all former ones.
+                    // Each pointer must lead to a lower position than all pointers before it.
                     self.pointers += 1;
                     if target >= self.lowest || self.pointers > MAX_POINTERS {
                         return None;
@@ -83,7 +83,7 @@ impl<'a> Labels<'a> {
     }
 }
 
-/// Position after the name at `at`. Checks its labels, not where a pointer leads.
+/// Position after the name at `at`. Checks the labels, but not where a pointer leads.
 pub(crate) fn skip(message: &[u8], mut at: usize) -> Option<usize> {
     let start = at;
     loop {
@@ -97,7 +97,7 @@ pub(crate) fn skip(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Position after the name at `at`, which must not be compressed: a question's.
+/// Position after the name at `at`, which must not be compressed, as in a question.
 pub(crate) fn skip_plain(message: &[u8], mut at: usize) -> Option<usize> {
     let start = at;
     loop {

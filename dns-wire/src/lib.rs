@@ -33,7 +33,7 @@ pub const TYPE_AAAA: u16 = 28;
 pub(crate) const TYPE_OPT: u16 = 41;
 pub(crate) const CLASS_IN: u16 = 1;
 
-/// Response codes that we give ourselves.
+/// Response codes of the proxy's own replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rcode {
     /// The query cannot be read.
@@ -127,7 +127,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Reads the record at `at`; also where the next one starts.
+    /// Reads the record at `at`. Also returns where the next record starts.
     pub(crate) fn read(message: &[u8], at: usize) -> Option<(Self, usize)> {
         let fixed = labels::skip(message, at)?;
         let data_len = usize::from(u16_at(message, fixed + 8)?);

@@ -31,8 +31,8 @@ pub enum Unfit {
 impl<'a> Query<'a> {
     /// Reads a query.
     ///
-    /// Exactly one question (RFC 9619), opcode QUERY (else NOTIMP, RFC 8906, 3.1.4), no more
-    /// records than a query may carry, and all of them readable.
+    /// A query has exactly one question (RFC 9619), opcode QUERY (else the answer is NOTIMP; RFC 8906,
+    /// 3.1.4) and no more records than a query may carry. All of them must be readable.
     pub fn decode(message: &'a [u8]) -> Result<Self, Unfit> {
         let header = Header::read(message).ok_or(Unfit::Ignore)?;
         if header.is_response() {
@@ -102,7 +102,7 @@ pub(crate) mod tests {
         message
     }
 
-    /// The same with an OPT record that carries `options`.
+    /// Adds an OPT record that carries `options`.
     pub(crate) fn with_edns(mut message: Vec<u8>, options: &[u8]) -> Vec<u8> {
         put_u16(&mut message, 10, 1);
         message.extend_from_slice(&[0, 0, 41, 0x10, 0, 0, 0, 0x80, 0]);

@@ -19,9 +19,9 @@ const OPTION_EDE: u16 = 15;
 /// Seconds that a synthesised NXDOMAIN may be cached (RFC 2308, 5).
 const NEGATIVE_TTL: u32 = 5;
 
-/// Answers `query` with `code`: question echoed, EDNS answered with EDNS, and, if the client knows
-/// EDNS, the extended error. A cookie with a server part comes back as it is, because a client that
-/// expects one drops an answer without a cookie (RFC 7873, 5.3).
+/// Answers `query` with `code`. The question is echoed. If the client knows EDNS, the answer has an
+/// OPT record, with the extended error if there is one. A cookie with a server part comes back as
+/// it is, because a client that expects one drops an answer without a cookie (RFC 7873, 5.3).
 pub fn to_query(query: &Query<'_>, code: Rcode, extended_error: Option<u16>, out: &mut Vec<u8>) {
     out.clear();
     header(query.header, code, out);
@@ -66,11 +66,11 @@ pub struct QueryHeader {
     pub id: u16,
     /// Flags, opcode and response code, as in [`Header::flags`].
     pub flags: u16,
-    /// Whether it had an OPT record, and its flag DO.
+    /// `None` if the query had no OPT record; else its flag DO.
     pub edns: Option<bool>,
 }
 
-/// Answers a pending query, of which the proxy has this header and the question.
+/// Answers a pending query, of which the proxy has only this header and the question.
 pub fn to_pending(header: QueryHeader, question: &[u8], code: Rcode, out: &mut Vec<u8>) {
     to_pending_because(header, question, code, None, out);
 }

@@ -36,13 +36,13 @@ impl Transfer {
         })
     }
 
-    /// Reads the next message of the transfer, and returns whether it is the last one. It is the
-    /// last one if it is an error, cannot be read, comes before any SOA, or has the final SOA.
+    /// Reads the next message of the transfer, and returns whether it is the last one. A message is
+    /// the last one if it is an error, cannot be read, comes before any SOA, or has the final SOA.
     ///
     /// The final SOA repeats the serial of the first one, and its position among all SOAs is even.
     /// In a transfer of a whole zone it is the second SOA. In a transfer of changes, each change
-    /// has two SOAs: that of the old version at an even position, that of the new version at an odd
-    /// one.
+    /// has two SOAs: the SOA of the old version at an even position, and the SOA of the new version
+    /// at an odd one.
     ///
     /// An IXFR answer of one SOA ("no changes") looks like the beginning of a transfer: the result is false.
     pub fn take(&mut self, message: &[u8]) -> bool {

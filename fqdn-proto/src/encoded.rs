@@ -38,8 +38,8 @@ impl<T> From<Vec<u8>> for Encoded<T> {
     }
 }
 
-/// Calls `standalonednsproxy.FQDNData/StreamPolicyState`; a snapshot may have
-/// `largest` bytes.
+/// Calls `standalonednsproxy.FQDNData/StreamPolicyState`. A snapshot may have at most `largest`
+/// bytes.
 pub async fn stream_policy_state(
     channel: Channel,
     acks: impl IntoStreamingRequest<Message = PolicyStateResponse>,

@@ -16,7 +16,7 @@ use tonic::{
 
 use crate::relay::{FollowRequest, Frame, Step, cluster_relay_server::SERVICE_NAME};
 
-/// Most bytes of a request, which has a version, a node's name and a position.
+/// Maximum length of a request, in bytes. A request has a version, a node's name and a position.
 const REQUEST_MAX: usize = 16 << 10;
 
 /// A [`Frame`] as encoded parts. Protobuf messages in sequence decode as one merged message.

@@ -1,4 +1,4 @@
-//! The committed code equals what `proto/` generates.
+//! The committed code equals the code that `proto/` generates.
 //! `HOLDFAST_BLESS=1 cargo test -p fqdn-proto --test bootstrap` writes it again.
 
 use std::{fs, path::Path};

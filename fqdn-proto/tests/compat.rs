@@ -33,8 +33,8 @@ fn golden(file: &str, name: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Checks that the bytes of `name` are `expected`, read and written, and
-/// that fields of a later version change nothing.
+/// Checks that the bytes of `name` decode to `expected` and back, and that fields of a later
+/// version change nothing.
 #[track_caller]
 fn same<M: Message + Default + PartialEq + Debug>(name: &str, expected: &[M]) {
     same_in(GOLDEN, name, expected);

@@ -1,4 +1,4 @@
-//! The kept inputs, and each of them cut short and with single bytes changed.
+//! Runs the kept inputs, and each of them cut short and with single bytes changed.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use holdfast_fuzz::TARGETS;
 
 /// Values that a byte is changed to.
 const BYTES: [u8; 4] = [0x00, 0x3f, 0xc0, 0xff];
-/// Places that are changed in each input.
+/// Number of places that are changed in each input.
 const PLACES: usize = 64;
 
 #[test]

@@ -2,9 +2,9 @@
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
-/// Longest word that is compared, bytes: a longer word takes more time to compare.
+/// Maximum length of a word that is compared, in bytes: longer words take more time.
 const LONGEST: usize = 64;
-/// Least likeness, 0 to 1, of a word that may be meant.
+/// Minimum similarity, from 0 to 1, of a word that may be meant.
 const ALIKE: f64 = 0.84;
 
 /// The known word that is most like `word`, if one is similar enough.
@@ -20,7 +20,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     best.map(|(_, other)| other)
 }
 
-/// The known word of which `word` is a misspelling: at most two letters are wrong.
+/// The known word of which `word` is a misspelling: it differs in at most two letters.
 pub fn misspelt<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > LONGEST {
         return None;
@@ -33,7 +33,7 @@ pub fn misspelt<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     nearest.map(|(_, other)| other)
 }
 
-/// A remedy for an unknown word: the word that was probably meant, and those that may stand there.
+/// A remedy for an unknown word: the word that was probably meant, and all words that are allowed.
 pub fn remedy(word: &str, known: &[&str]) -> String {
     let all = known.join(", ");
     match nearest(word, known.iter().copied()) {

@@ -1,7 +1,8 @@
-//! Which pod has an address. Two live pods may claim one for a while: the younger pod holds it.
+//! The pod that has an address. Two live pods may claim one address for a while: the younger pod
+//! then holds it.
 //!
-//! The holder decides which groups of peers have the address. What the address may send and receive on
-//! this node is decided by every pod of the node that claims it.
+//! The holder decides which groups of peers have the address. What the address may send and receive
+//! on this node is decided by every pod of the node that claims it.
 
 use std::{
     cmp::Reverse,
@@ -11,7 +12,8 @@ use std::{
     sync::Arc,
 };
 
-/// Addresses, and the pods that claim each. `K` identifies a pod, displayed as `namespace/name`.
+/// Addresses, and the pods that claim each address. `K` identifies a pod, displayed as
+/// `namespace/name`.
 #[derive(Debug)]
 pub struct Addresses<K> {
     claims: BTreeMap<IpAddr, Vec<Claim<K>>>,
@@ -37,8 +39,8 @@ impl<K> Default for Addresses<K> {
 }
 
 impl<K: Ord + Clone + Display> Addresses<K> {
-    /// Sets the addresses that a pod claims. Gives the other pods that claim one of these
-    /// addresses, or one that the pod claimed before.
+    /// Sets the addresses that a pod claims. Returns the other pods that claim one of these
+    /// addresses, or an address that the pod claimed before.
     pub fn set(&mut self, pod: &K, addresses: Arc<[IpAddr]>, created: Option<u64>) -> BTreeSet<K> {
         let mut others = BTreeSet::new();
         for address in &*self.of.remove(pod).unwrap_or_default() {
@@ -57,7 +59,7 @@ impl<K: Ord + Clone + Display> Addresses<K> {
             let claims = self.claims.entry(*address).or_default();
             others.extend(claims.iter().map(|claim| claim.pod.clone()));
             let pod = pod.clone();
-            // Nearly every address has one claim.
+            // Nearly every address has only one claim.
             claims.reserve_exact(1);
             claims.push(Claim { pod, created });
             if claims.len() > 1 {
@@ -75,7 +77,8 @@ impl<K: Ord + Clone + Display> Addresses<K> {
         self.claims.len()
     }
 
-    /// The pod that has this address: if several claim it, the one that was made last, or the first by name.
+    /// The pod that has this address. If several pods claim it, the youngest has it. Among pods
+    /// of one age, it is the first by name.
     pub fn holder(&self, address: IpAddr) -> Option<&K> {
         let claims = self.claims.get(&address)?;
         let claims = claims.iter();
@@ -89,7 +92,7 @@ impl<K: Ord + Clone + Display> Addresses<K> {
         claims.map(|claim| &claim.pod)
     }
 
-    /// Addresses of several pods, each with its holder and the others.
+    /// Addresses that several pods claim, each with its holder and the other pods.
     pub fn shared(&self) -> impl Iterator<Item = (IpAddr, &K, Vec<&K>)> {
         let shared = self.shared.iter();
         shared.filter_map(|address| {
@@ -99,14 +102,14 @@ impl<K: Ord + Clone + Display> Addresses<K> {
         })
     }
 
-    /// Addresses of several pods, in words: the key of a document, and the warning.
+    /// A warning for each address that several pods claim, with the key of a document.
     pub fn conflicts(&self) -> impl Iterator<Item = (String, String)> {
         let shared = self.shared();
         shared.map(|(address, holder, others)| warning(address, holder, &others))
     }
 }
 
-/// The key of a document, and the warning that several pods claim an address.
+/// The warning that several pods claim an address, with the key of a document.
 pub(crate) fn warning<K: Display>(address: IpAddr, holder: &K, others: &[&K]) -> (String, String) {
     let others: Vec<String> = others.iter().map(ToString::to_string).collect();
     let warning = format!(

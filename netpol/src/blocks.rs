@@ -1,10 +1,10 @@
-//! A block of addresses without parts of it, as prefixes.
+//! A block of addresses without its excepted parts, as prefixes.
 
 use ipnet::IpNet;
 
 use crate::policy::Block;
 
-/// The prefixes that together have the addresses of a block without its `except`.
+/// The prefixes that together have the addresses of a block, without the addresses of its `except`.
 pub fn pieces(block: &Block) -> Vec<IpNet> {
     let whole = vec![block.prefix()];
     block.except().iter().fold(whole, |pieces, except| {
@@ -13,7 +13,7 @@ pub fn pieces(block: &Block) -> Vec<IpNet> {
     })
 }
 
-/// A prefix without the addresses of another, the widest piece first.
+/// A prefix without the addresses of another prefix. The widest piece comes first.
 fn minus(whole: IpNet, except: IpNet) -> Vec<IpNet> {
     if except.contains(&whole) {
         return Vec::new();
@@ -21,7 +21,7 @@ fn minus(whole: IpNet, except: IpNet) -> Vec<IpNet> {
     if !whole.contains(&except) {
         return vec![whole];
     }
-    // Each step narrows the whole to the half with the part, and keeps the other half.
+    // Each step narrows the prefix to the half that contains the part, and keeps the other half.
     let mut left = Vec::new();
     let mut within = whole;
     while within != except {

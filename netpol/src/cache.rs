@@ -1,7 +1,8 @@
-//! The objects of the cluster that give policies their meaning, and what their changes touch.
+//! The objects of the cluster on which the meaning of policies depends, and what their changes
+//! affect.
 //!
-//! A replacement of all objects is the same as single changes: `Cache::replace` removes and puts only
-//! the objects that differ.
+//! A replacement of all objects has the same result as single changes: `Cache::replace` removes and
+//! puts only the objects that differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,18 +18,18 @@ use crate::{
     policy::NetworkPolicy,
 };
 
-/// An object of one of the three kinds that count.
+/// An object of one of the three kinds that matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     /// A pod that runs on this node or another one.
     Pod(Arc<Pod>),
     /// A namespace with its labels.
     Namespace(Arc<Namespace>),
-    /// Restricts pods of its namespace.
+    /// A policy, which restricts pods of its namespace.
     Policy(Arc<NetworkPolicy>),
 }
 
-/// Identifies an object.
+/// The key of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     /// Namespace and name of a pod.
@@ -53,17 +54,17 @@ impl Object {
     }
 }
 
-/// What changes touched.
+/// Pods and policies that changes affected.
 #[derive(Debug, Default)]
 pub(crate) struct Touched {
     /// Pods that changed, pods of a namespace whose labels changed, and pods that share or shared
     /// an address with a pod that changed.
     pub(crate) pods: BTreeSet<PodId>,
-    /// Policies that came, went or changed.
+    /// Policies that were added, removed or changed.
     pub(crate) policies: BTreeSet<PolicyId>,
 }
 
-/// All objects of the cluster, indexed by what they are looked up by.
+/// All objects of the cluster, indexed for look-ups.
 #[derive(Debug)]
 pub struct Cache {
     node: Arc<str>,
@@ -91,7 +92,7 @@ impl Cache {
         }
     }
 
-    /// Puts an object in the place of its former version.
+    /// Adds an object, or replaces its former version.
     pub(crate) fn put(&mut self, object: Object) {
         match object {
             Object::Pod(pod) => self.put_pod(pod),
@@ -114,7 +115,7 @@ impl Cache {
         }
     }
 
-    /// Removes an object, if it is there.
+    /// Removes an object, if it exists.
     pub(crate) fn remove(&mut self, key: &Key) {
         match key {
             Key::Pod(id) => self.remove_pod(id),
@@ -131,7 +132,7 @@ impl Cache {
         }
     }
 
-    /// Puts a set of objects in the place of all objects.
+    /// Replaces all objects by these.
     pub(crate) fn replace(&mut self, objects: Vec<Object>) {
         let stay: BTreeSet<Key> = objects.iter().map(Object::key).collect();
         let gone: Vec<Key> = self.keys().filter(|key| !stay.contains(key)).collect();
@@ -143,7 +144,7 @@ impl Cache {
         }
     }
 
-    /// What was touched since the last call.
+    /// Returns what was touched since the last call.
     pub(crate) fn take_touched(&mut self) -> Touched {
         std::mem::take(&mut self.touched)
     }
@@ -163,7 +164,7 @@ impl Cache {
         self.local.contains(id)
     }
 
-    /// Pods of a namespace that run on this node.
+    /// Pods of the namespace that run on this node.
     pub(crate) fn local_in(&self, namespace: &Arc<str>) -> impl Iterator<Item = &Arc<Pod>> {
         let first = PodId {
             namespace: Arc::clone(namespace),
@@ -184,24 +185,27 @@ impl Cache {
         self.policies.values()
     }
 
-    /// Addresses with which a pod is a peer: those that it claims, unless a younger pod claims them.
+    /// Addresses with which a pod is a peer: all addresses that it claims and no younger pod
+    /// claims.
     pub fn addresses(&self, pod: &Pod) -> impl Iterator<Item = IpAddr> {
         let claimed = pod.addresses.iter().copied();
         claimed.filter(|address| self.addresses.holder(*address) == Some(&pod.id))
     }
 
-    /// Number of addresses of pods.
+    /// Number of addresses that pods claim.
     pub(crate) fn address_count(&self) -> usize {
         self.addresses.len()
     }
 
-    /// The pods of this node that claim an address, sorted. The policies of each of them restrict it.
+    /// The pods of this node that claim an address, sorted. Each of them restricts it by its
+    /// policies.
     pub fn local_at(&self, address: IpAddr) -> BTreeSet<&PodId> {
         let claimants = self.addresses.claimants(address);
         claimants.filter(|pod| self.is_local(pod)).collect()
     }
 
-    /// Addresses that several pods claim, one of this node among them, and what restricts them.
+    /// A text for each address that several pods claim, among them a pod of this node. It says what
+    /// restricts the address.
     pub fn conflicts(&self) -> impl Iterator<Item = String> {
         self.addresses.shared().filter_map(|(address, holder, others)| {
             let here = self.local_at(address).into_iter();
@@ -224,7 +228,7 @@ impl Cache {
         self.pod(self.addresses.holder(address)?)
     }
 
-    /// Labels of a namespace, as far as they are known.
+    /// Labels of a namespace, or only its name if it has no object.
     pub(crate) fn namespace_labels(&self, name: &str) -> NamespaceLabels<'_> {
         match self.namespaces.get(name) {
             Some(namespace) => NamespaceLabels::Known(&namespace.labels),
@@ -248,8 +252,8 @@ impl Cache {
         pods.filter(|pod| set.pods.matches(&pod.labels))
     }
 
-    /// What the author of the documents should know: addresses of several pods of other nodes,
-    /// and namespaces without an object. Each with the key of a document.
+    /// Warnings for the author of the documents: addresses that several pods of other nodes claim,
+    /// and namespaces without an object. Each comes with the key of a document.
     pub fn warnings(&self) -> Vec<(String, String)> {
         let shared = self.addresses.shared();
         let elsewhere = shared.filter(|(address, ..)| self.local_at(*address).is_empty());

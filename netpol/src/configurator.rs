@@ -1,5 +1,5 @@
-//! What the policies of a pod mean, as lists of rules: one for what it may receive, one for what
-//! it may send.
+//! The meaning of a pod's policies, as lists of rules: one list for what the pod may receive, and
+//! one for what it may send.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,14 +23,14 @@ use crate::{
 pub struct PodRules {
     /// Addresses of the pod, of both families.
     pub addresses: Vec<IpAddr>,
-    /// About packets to the pod; their destination is any.
+    /// Rules for packets to the pod. Their destination is any address.
     pub ingress: Vec<Rule>,
-    /// About packets from the pod; their source is any.
+    /// Rules for packets from the pod. Their source is any address.
     pub egress: Vec<Rule>,
 }
 
 impl PodRules {
-    /// The list about packets of this direction.
+    /// The list for packets of this direction.
     pub fn of(&self, flow: Flow) -> &[Rule] {
         match flow {
             Flow::Ingress => &self.ingress,
@@ -39,18 +39,18 @@ impl PodRules {
     }
 }
 
-/// Makes rules from the policies of pods.
+/// Makes rules from pods' policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Configurator<'a> {
-    /// The pods that groups select.
+    /// All objects, from which groups select pods.
     pub cache: &'a Cache,
     /// The source of packets that a pod sends to itself through a Service, if the node's NAT gives
-    /// them one. This address may always send to pods.
+    /// such packets a source of their own. This address may always send to pods.
     pub nat_loopback: Option<IpAddr>,
 }
 
 impl Configurator<'_> {
-    /// The rules of a pod. Equal sets of policies give equal rules.
+    /// The rules of a pod. Equal sets of policies result in equal rules.
     pub fn rules(&self, pod: &PodPolicies) -> PodRules {
         let list = |flow| self.list(pod, flow);
         PodRules {
@@ -82,7 +82,7 @@ impl Configurator<'_> {
                 Ports::Any if peer.by_name_only => {}
                 Ports::Any => list.push(permission(of.flow, peer.net, Traffic::Any)),
                 Ports::Of(ports) => {
-                    // A name means the port of the pod that receives.
+                    // A name means the port of the pod that receives the traffic.
                     let names = match of.flow {
                         Flow::Ingress => Some(&pod.ports),
                         Flow::Egress => peer.pod.map(|pod| &pod.ports),
@@ -132,14 +132,15 @@ type Names = BTreeMap<(PortName, Protocol), u16>;
 /// The other side of a permission.
 struct Peer<'a> {
     net: Net,
-    /// The pod, if the permission is about one.
+    /// The pod, if the peer is a pod.
     pod: Option<&'a Pod>,
-    /// The pod is a peer for named ports only. For all other ports, a block or everyone is the peer.
+    /// Whether the pod is a peer for named ports only. For all other ports, a block or everyone is
+    /// the peer.
     by_name_only: bool,
 }
 
 impl Peer<'_> {
-    /// What a port means: `None` for a name that the receiver does not have.
+    /// The traffic that a port allows; `None` for a name that the receiver does not have.
     fn traffic(&self, port: &Port, names: Option<&Names>) -> Option<Traffic> {
         let span = match &port.ports {
             PortRange::Named(name) => Span::one(*names?.get(&(name.clone(), port.protocol))?),
@@ -151,7 +152,7 @@ impl Peer<'_> {
     }
 }
 
-/// Rules in the order of the first addition.
+/// Rules in the order in which they were first added.
 #[derive(Default)]
 struct List {
     rules: Vec<Rule>,

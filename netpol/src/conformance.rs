@@ -1,4 +1,4 @@
-//! The conformance cases, for the tests of every enforcement: `conformance/cases.yaml`, typed.
+//! The conformance cases in `conformance/cases.yaml`, for the tests of every enforcement.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,14 +27,15 @@ pub const PORTS: [u16; 2] = [80, 81];
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Case {
-    /// Protocol of its section in the suite, and its place there.
+    /// Protocol of the case's section in the suite, and its number there.
     pub id: String,
     /// Description of the policy under test, for messages.
     pub case: String,
-    /// Its blocks cover pods, so that its verdicts differ from those that Kubernetes expects.
+    /// Whether the case's blocks cover pods, so that its verdicts differ from those that Kubernetes
+    /// expects.
     #[serde(default)]
     pub blocks_of_pods: bool,
-    /// Changes, each with what is expected after it.
+    /// Changes, each with the verdicts that are expected after it.
     pub steps: Vec<Step>,
 }
 
@@ -48,15 +49,16 @@ pub struct Step {
     /// Policies that the step removes, as `namespace/name`.
     #[serde(default)]
     pub delete: BTreeSet<String>,
-    /// Labels that replace those of a namespace, by its name.
+    /// Labels by the name of a namespace, whose labels they replace.
     #[serde(default)]
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
-    /// Labels that replace those of a pod, by `namespace/name`.
+    /// Labels by `namespace/name` of a pod, whose labels they replace.
     #[serde(default)]
     pub pods: BTreeMap<String, BTreeMap<String, String>>,
     /// Expected verdicts after the step.
     pub expect: Vec<Expectation>,
-    /// Verdicts that Kubernetes expects of IPv4 packets, where they differ because blocks mean pods too.
+    /// Verdicts that Kubernetes expects for IPv4 packets, if they differ because blocks also mean
+    /// pods.
     #[serde(default)]
     kubernetes: Vec<Expectation>,
 }
@@ -65,7 +67,8 @@ pub struct Step {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {
-    /// Ports such as `80/TCP`; empty: all that no other expectation of the step names.
+    /// Ports such as `80/TCP`. If the list is empty: all ports that no other expectation of the
+    /// step names.
     #[serde(default)]
     on: Vec<String>,
     #[serde(default)]
@@ -95,7 +98,7 @@ impl Pod {
         [("pod".to_owned(), self.name.to_owned())].into()
     }
 
-    /// Whether a pattern such as `x/*` means this pod.
+    /// Whether a pattern such as `x/*` matches this pod.
     fn is_meant(self, pattern: &str) -> bool {
         let (namespace, name) = pattern.split_once('/').unwrap_or((pattern, "*"));
         let meant = |pattern: &str, is: &str| pattern == "*" || pattern == is;
@@ -124,7 +127,7 @@ pub fn pod_document(pod: Pod, labels: &BTreeMap<String, String>, addresses: &[Ip
     })
 }
 
-/// The document of a namespace, with these labels and the one that the API server adds.
+/// The document of a namespace with these labels, and with the label that the API server adds.
 pub fn namespace_document(name: &str, labels: &BTreeMap<String, String>) -> Value {
     let mut labels = labels.clone();
     labels.insert("kubernetes.io/metadata.name".to_owned(), name.to_owned());
@@ -194,13 +197,14 @@ impl Step {
         })
     }
 
-    /// Whether packets of a pod reach a port of another pod; `None` if no expectation is about the
+    /// Whether packets of a pod reach a port of another pod; `None` if no expectation names the
     /// port. A pod always reaches itself.
     pub fn is_open(&self, from: Pod, to: Pod, port: Port) -> Option<bool> {
         verdict(&self.expect, from, to, port)
     }
 
-    /// As [`Self::is_open`], by what Kubernetes expects between addresses of the family of `to_address`.
+    /// Like [`Self::is_open`], by what Kubernetes expects between addresses of the family of
+    /// `to_address`.
     pub fn is_open_by_address(
         &self,
         from: Pod,

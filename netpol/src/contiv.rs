@@ -1,5 +1,6 @@
-//! A NetworkPolicy in the form that renderings take: matches, whose peers are groups of pods and blocks of addresses.
-//! Each policy is computed once, and is the same for every pod that it restricts.
+//! A NetworkPolicy in the form that renderings use: matches, whose peers are groups of pods and
+//! blocks of addresses. Each policy is computed once, and is the same for every pod that it
+//! restricts.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -8,10 +9,10 @@ use crate::{
     selector::Selector,
 };
 
-/// Identifies a NetworkPolicy; displayed as `namespace/name`.
+/// The key of a NetworkPolicy, displayed as `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyId {
-    /// The namespace whose pods it may select.
+    /// The namespace whose pods the policy may select.
     pub namespace: Arc<str>,
     /// Name of the policy within its namespace.
     pub name: Arc<str>,
@@ -22,9 +23,10 @@ pub struct PolicyId {
 pub struct ContivPolicy {
     /// Namespace and name.
     pub id: PolicyId,
-    /// Directions that it restricts.
+    /// Directions that the policy restricts.
     pub restricts: PolicyType,
-    /// Traffic that it allows, in the policy's order; the rest of these directions is closed.
+    /// Traffic that the policy allows, in the order of its rules. All other traffic of these
+    /// directions is closed.
     pub matches: Vec<Match>,
 }
 
@@ -51,15 +53,15 @@ pub enum Flow {
 /// Traffic that a policy allows: with one of the peers, on one of the ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Match {
-    /// Which way the connection is opened.
+    /// Direction in which the connection is opened.
     pub flow: Flow,
     /// Field of the rule in its policy, for example `spec.ingress[0]`.
     pub path: String,
     /// Peers that may send the traffic (ingress) or receive it (egress).
     pub peers: MatchPeers,
-    /// Ports at the receiver. A named port means the number that each receiving pod gives it:
-    /// the restricted pod in ingress, the peer in egress. Where that pod has none, it means
-    /// nothing.
+    /// Ports at the receiver. A named port means the number that the receiving pod gives it: the
+    /// restricted pod in ingress, the peer in egress. If that pod does not have the name, the port
+    /// means nothing.
     pub ports: Ports,
 }
 
@@ -68,8 +70,8 @@ pub struct Match {
 pub enum MatchPeers {
     /// Every address.
     Everyone,
-    /// Members of any of the groups, and addresses of any of the blocks: no peer, if there is
-    /// neither a member nor a block.
+    /// Members of any of the groups, and addresses of any of the blocks. Without members and
+    /// blocks, there is no peer.
     Of {
         /// Pods that selectors select.
         groups: BTreeSet<PodSet>,
@@ -78,7 +80,7 @@ pub enum MatchPeers {
     },
 }
 
-/// The pods that a peer or a policy selects. Who they are changes with pods and namespaces.
+/// The pods that a peer or a policy selects. They change with pods and namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodSet {
     /// Namespaces in which pods are selected.
@@ -92,7 +94,7 @@ pub struct PodSet {
 pub enum InNamespaces {
     /// The namespace of this name, whether or not it has an object.
     Named(Arc<str>),
-    /// Namespaces whose labels match. Only the name of a namespace without an object is known.
+    /// Namespaces whose labels match. Of a namespace without an object, only the name is known.
     Selected(Selector),
 }
 
@@ -108,7 +110,7 @@ impl Flow {
 }
 
 impl PolicyType {
-    /// Whether it restricts traffic of this direction.
+    /// Whether the policy restricts traffic of this direction.
     pub const fn restricts(self, flow: Flow) -> bool {
         match flow {
             Flow::Ingress => matches!(self, Self::Ingress | Self::All),

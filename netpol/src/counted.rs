@@ -1,8 +1,9 @@
-//! A set whose members have a number of reasons to be there, and what changed in it.
+//! A set that counts the reasons for each member, and notes what changed in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Members by the number of their reasons, and the difference to the members that were taken last.
+/// Members with the number of their reasons, and the difference to the members at the last
+/// [`Counted::take`].
 #[derive(Debug)]
 pub(crate) struct Counted<T> {
     reasons: BTreeMap<T, usize>,
@@ -30,7 +31,7 @@ impl<T: Ord + Clone> Counted<T> {
         }
     }
 
-    /// Takes away a reason for a member.
+    /// Removes a reason for a member.
     pub(crate) fn remove(&mut self, member: &T) {
         let Some(reasons) = self.reasons.get_mut(member) else {
             return;
@@ -49,7 +50,7 @@ impl<T: Ord + Clone> Counted<T> {
         self.reasons.len()
     }
 
-    /// Members, including those that are not taken yet.
+    /// Members, including those that were added since the last [`Counted::take`].
     pub(crate) fn members(&self) -> impl Iterator<Item = &T> {
         self.reasons.keys()
     }
@@ -59,13 +60,13 @@ impl<T: Ord + Clone> Counted<T> {
         self.added.iter()
     }
 
-    /// Ends a round: gives the members that came and went, which count as taken from now on.
+    /// Ends a round. Returns the members that were added and removed since the last call.
     pub(crate) fn take(&mut self) -> (BTreeSet<T>, BTreeSet<T>) {
         let added = std::mem::take(&mut self.added);
         (added, std::mem::take(&mut self.removed))
     }
 
-    /// The members that were taken last.
+    /// The members at the last [`Counted::take`].
     pub(crate) fn taken(&self) -> impl Iterator<Item = &T> {
         let stayed = self.reasons.keys();
         let stayed = stayed.filter(|member| !self.added.contains(*member));

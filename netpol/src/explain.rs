@@ -1,4 +1,4 @@
-//! Which rules decide a connection: those of the sender's pod and those of the receiver's.
+//! The rules that decide a connection: the rules of the sender's pod and of the receiver's pod.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -26,7 +26,8 @@ pub struct Opening {
     pub port: Option<(Protocol, u16)>,
 }
 
-/// The policies of a pod about one direction of a connection, and the rule that allows it.
+/// The policies of a pod for one direction of a connection, and the rule that allows the
+/// connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     /// The restricted pod, which is the sender (egress) or the receiver (ingress).
@@ -39,23 +40,23 @@ pub struct Side {
     pub allowed_by: Option<(PolicyId, String)>,
 }
 
-/// The policies of a pod about one direction between two addresses, and the ports that they open.
+/// The policies of a pod for one direction between two addresses, and the ports that they open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenSide {
-    /// Which of the two ends is restricted.
+    /// The restricted pod, which is the sender (egress) or the receiver (ingress).
     pub pod: PodId,
     /// The direction, seen from the pod.
     pub flow: Flow,
     /// Policies that restrict the direction, at least one.
     pub policies: Vec<PolicyId>,
-    /// The rules that open a port: policy and field.
+    /// The rules that open ports, each with its policy and field.
     pub rules: Vec<(PolicyId, String)>,
-    /// The ports that they open.
+    /// The ports that these rules open.
     pub open: OpenPorts,
 }
 
-/// What decides a connection: a side for each of `pods` that claims an end and has policies about
-/// the direction. Without a side, the connection passes. A pod's packets to itself always pass.
+/// The sides that decide a connection: one for each of `pods` that claims an end and has policies
+/// for the direction. Without a side, the connection passes. A pod's packets to itself always pass.
 pub(crate) fn sides(
     cache: &Cache,
     pods: &BTreeMap<PodId, PodPolicies>,
@@ -76,7 +77,7 @@ pub(crate) fn sides(
     sides.collect()
 }
 
-/// What is open between two addresses, with a side for the same pods.
+/// The ports that are open between two addresses, with a side for the same pods.
 pub(crate) fn open_sides(
     cache: &Cache,
     pods: &BTreeMap<PodId, PodPolicies>,
@@ -104,7 +105,7 @@ pub(crate) fn open_sides(
     sides.collect()
 }
 
-/// The pods that claim an end and have policies about its direction.
+/// The pods that claim an end and have policies for its direction.
 fn judges<'a>(
     cache: &'a Cache,
     pods: &'a BTreeMap<PodId, PodPolicies>,
@@ -131,7 +132,7 @@ fn judges<'a>(
     judges.collect()
 }
 
-/// The policies of a pod about one direction, and its peer.
+/// The policies of a pod for one direction, and its peer.
 struct Judge<'a> {
     cache: &'a Cache,
     id: &'a PodId,
@@ -184,7 +185,7 @@ impl<'a> Judge<'a> {
         spans.collect()
     }
 
-    /// `None` for a port name that the receiver does not have.
+    /// The numbers of a port; `None` for a name that the receiver does not have.
     fn span(&self, port: &Port) -> Option<Span> {
         match &port.ports {
             PortRange::All => Some(Span::ALL),
@@ -236,7 +237,7 @@ mod tests {
         Object::Policy(Arc::new(crate::read(&document).unwrap()))
     }
 
-    /// Each side as `direction of pod: rule`.
+    /// Each side as the text `direction of pod: rule`.
     fn shown(node: &Node, from: u8, to: u8, port: Option<(Protocol, u16)>) -> Vec<String> {
         let opening = Opening {
             from: IpAddr::from([10, 0, 0, from]),
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(shown(&node, 1, 2, tcp(80)), denied);
         assert_eq!(shown(&node, 1, 2, Some((Protocol::Udp, 8080))), denied);
         assert_eq!(shown(&node, 1, 2, None), denied);
-        // Each node decides about its own pods only, and a pod reaches itself.
+        // Each node decides only about its own pods, and a pod reaches itself.
         let to_far = ["Egress of a: shop/out spec.egress[1]"];
         assert_eq!(shown(&node, 1, 3, None), to_far);
         assert_eq!(shown(&node, 3, 1, None), [""; 0]);

@@ -1,4 +1,4 @@
-//! A cursor over a document: each field has the path that a refusal names.
+//! A cursor over a document. Each field has a path, which a refusal names.
 
 use serde_json::Value;
 
@@ -14,13 +14,13 @@ pub struct Refusal {
     pub remedy: String,
 }
 
-/// What was read, or the first field that is refused.
+/// The value that was read, or the first refusal.
 pub type Checked<T> = Result<T, Refusal>;
 
 /// A place in a document, with or without a value.
 #[derive(Clone, Debug)]
 pub struct Field<'a> {
-    /// From the top of the document, for example `spec.egress[0].to`; empty at the top.
+    /// Path from the top of the document, for example `spec.egress[0].to`; empty at the top.
     pub path: String,
     /// `None` if the document does not have the field.
     pub value: Option<&'a Value>,
@@ -50,7 +50,7 @@ impl<'a> Field<'a> {
         self.value.is_some().then_some(self)
     }
 
-    /// Whether the document does not have it, or has null there.
+    /// Whether the field is absent or null.
     pub const fn is_absent(&self) -> bool {
         matches!(self.value, None | Some(Value::Null))
     }
@@ -68,12 +68,12 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Whether it is a mapping.
+    /// Whether the field is a mapping.
     pub const fn is_mapping(&self) -> bool {
         matches!(self.value, Some(Value::Object(_)))
     }
 
-    /// The elements of a list. An absent field and null have none.
+    /// The elements of a list. An absent field or null has no elements.
     pub fn items(&self) -> Checked<impl ExactSizeIterator<Item = Field<'a>> + use<'a>> {
         let length = match self.value {
             None | Some(Value::Null) => 0,
@@ -104,14 +104,14 @@ impl<'a> Field<'a> {
         self.refuse(reason, "write field: value pairs")
     }
 
-    /// The keys of a mapping, with their fields; none if this is not a mapping.
+    /// The keys of a mapping, with their fields; empty if this is not a mapping.
     pub fn entries(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> {
         let map = self.value.and_then(Value::as_object);
         let keys = map.into_iter().flat_map(|map| map.keys());
         keys.map(|key| (key.as_str(), self.get(key)))
     }
 
-    /// The keys of a mapping that must be there. `known` are the fields that it may have, for the
+    /// The keys of a field that must be a mapping. `known` are the fields that it may have, for the
     /// remedy.
     pub fn keys(&self, known: &[&str]) -> Checked<impl Iterator<Item = &'a str> + use<'a>> {
         match self.value.and_then(Value::as_object) {
@@ -123,12 +123,12 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Its text, if it has one.
+    /// The field's text; `None` if it is not a text.
     pub fn as_str(&self) -> Option<&'a str> {
         self.value.and_then(Value::as_str)
     }
 
-    /// The text of a field that must have one.
+    /// The text of a field that must be a text.
     pub fn text(&self) -> Checked<&'a str> {
         self.as_str().ok_or_else(|| {
             let reason = format!("is {}, not a text", self.kind());
@@ -151,7 +151,7 @@ impl<'a> Field<'a> {
         Ok(Some(self.text()?).filter(|text| !text.is_empty()))
     }
 
-    /// The kind of its value, for messages.
+    /// The kind of the field's value, for messages.
     pub const fn kind(&self) -> &'static str {
         match self.value {
             None | Some(Value::Null) => "empty",

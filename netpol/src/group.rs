@@ -1,7 +1,7 @@
 //! Peers of policies as groups: the addresses of the pods that a [`PodSet`] selects.
 //!
 //! A group exists while a chain uses it. After that it is kept up to date until `Groups::sweep`, in
-//! case it is needed again before that. A new group can be counted before it gets its members.
+//! case it is needed again earlier. A new group can be counted before it gets its members.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,8 @@ use crate::{
     policy::Protocol,
 };
 
-/// More new groups than this are filled by a look at every pod, not one by one.
+/// Maximum number of new groups that are filled one by one. More of them are filled together by one
+/// pass over all pods.
 const FILLED_ONE_BY_ONE: usize = 16;
 
 /// An address family.
@@ -44,14 +45,14 @@ impl Family {
     }
 }
 
-/// Addresses of one family of the pods that a set selects.
+/// Addresses of one family, of the pods that a set selects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Group {
     /// Family of the addresses.
     pub family: Family,
     /// Selects the pods.
     pub pods: PodSet,
-    /// With a named port: only pods that have it, each with its number.
+    /// With a named port, the group has only pods that have the port, each with its number.
     pub port: Option<(PortName, Protocol)>,
 }
 
@@ -70,24 +71,24 @@ pub(crate) struct Groups {
     slots: BTreeMap<SlotId, Slot>,
     by_group: BTreeMap<Arc<Group>, SlotId>,
     index: PodSetIndex<SlotId>,
-    /// What each pod brings to groups.
+    /// The members that each pod adds to groups.
     of_pod: BTreeMap<PodId, BTreeSet<(SlotId, Member)>>,
-    /// Groups without members so far, which the index does not have.
+    /// New groups without members, which are not in the index yet.
     unfilled: BTreeSet<SlotId>,
-    /// Groups that came, went or changed since the last [`Groups::sweep`].
+    /// Groups that were added, removed or changed since the last [`Groups::sweep`].
     changed: BTreeSet<SlotId>,
     size: Size,
     next: SlotId,
 }
 
-/// How many groups are in use, and how many members they have together.
+/// Number of groups in use, and of their members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) groups: usize,
     pub(crate) members: usize,
 }
 
-/// A number that is not used twice.
+/// The number of a group. No number is used twice.
 pub(crate) type SlotId = u64;
 
 /// A group in use.
@@ -99,14 +100,14 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Whether something uses the group.
+    /// Whether any chain uses the group.
     pub(crate) const fn is_used(&self) -> bool {
         self.users > 0
     }
 }
 
 impl Group {
-    /// What a pod brings to the group, which selects it.
+    /// The members that a pod adds to the group, which selects the pod.
     fn members_of<'a>(
         &'a self,
         cache: &'a Cache,
@@ -125,8 +126,8 @@ impl Group {
     }
 }
 
-/// The number of members of each of these groups. Counting ends once they are more than `most`
-/// together: each group then has at least the number given.
+/// The number of members of each of these groups. Counting ends once there are more than `most` in
+/// total: then each group has at least the number returned.
 pub(crate) fn count(cache: &Cache, groups: &[&Group], most: usize) -> Vec<usize> {
     let mut counts = vec![0; groups.len()];
     let mut index = PodSetIndex::default();
@@ -168,7 +169,7 @@ impl Groups {
         id
     }
 
-    /// Takes away a use of a group.
+    /// Removes a use of a group.
     pub(crate) fn release(&mut self, id: SlotId) {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.users -= 1;
@@ -194,19 +195,19 @@ impl Groups {
         id
     }
 
-    /// The number of a group that is in use, or was before the last [`Groups::sweep`].
+    /// The number of a group that is in use, or was in use since the last [`Groups::sweep`].
     pub(crate) fn id(&self, group: &Group) -> Option<SlotId> {
         self.by_group.get(group).copied()
     }
 
-    /// Looks at these pods again. New groups stay as they are.
+    /// Updates the members for these pods. New groups stay as they are.
     pub(crate) fn follow(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
         for id in touched {
             self.update_pod(cache, id);
         }
     }
 
-    /// Whether the groups in use have at most `most` members, new groups included.
+    /// Whether the groups in use, including new groups, have at most `most` members.
     pub(crate) fn has_at_most(&self, cache: &Cache, most: usize) -> bool {
         let Some(room) = most.checked_sub(self.size.members) else {
             return false;
@@ -240,7 +241,7 @@ impl Groups {
         }
     }
 
-    /// Groups that are in use, or were before the last [`Groups::sweep`].
+    /// Groups that are in use, or were in use since the last [`Groups::sweep`].
     pub(crate) fn slots(&self) -> impl Iterator<Item = (SlotId, &Slot)> {
         self.slots.iter().map(|(id, slot)| (*id, slot))
     }
@@ -254,12 +255,12 @@ impl Groups {
         }
     }
 
-    /// How much is in use.
+    /// Number of groups in use, and of their members.
     pub(crate) const fn size(&self) -> Size {
         self.size
     }
 
-    /// Forgets groups that nothing uses, and gives them. All changes count as taken.
+    /// Removes groups that are not in use, and returns them. All changes count as taken.
     pub(crate) fn sweep(&mut self) -> BTreeSet<SlotId> {
         let mut unused = std::mem::take(&mut self.changed);
         unused.retain(|id| self.slots.get(id).is_some_and(|slot| !slot.is_used()));
@@ -322,7 +323,7 @@ impl Groups {
         self.changed.insert(id);
     }
 
-    /// What a pod brings to all groups.
+    /// The members that a pod adds to all groups.
     fn members_of(&self, cache: &Cache, pod: &Pod) -> BTreeSet<(SlotId, Member)> {
         let namespace = cache.namespace_labels(&pod.id.namespace);
         let candidates = self.index.candidates(pod, &namespace).into_iter();

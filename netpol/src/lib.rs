@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The crate does no input or output and has no runtime. A document means the same to every
-//! compiler, such as the agent's, which compiles it to rules over identities. The agent reads
-//! documents of other kinds with the same cursor, [`field::Field`].
+//! compiler, for example to the agent's, which compiles it to rules over identities. The agent
+//! reads documents of other kinds with the same cursor, [`field::Field`].
 #![warn(missing_docs)]
 
 pub mod addresses;

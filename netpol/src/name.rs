@@ -2,11 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
-/// Most characters of a label value, and of a label key without its prefix.
+/// Maximum length of a label value, and of a label key without its prefix, in characters.
 const LABEL_MAX: usize = 63;
-/// Most characters of a DNS subdomain.
+/// Maximum length of a DNS subdomain, in characters.
 const SUBDOMAIN_MAX: usize = 253;
-/// Most characters of a port name (RFC 6335 section 5.1).
+/// Maximum length of a port name, in characters (RFC 6335 section 5.1).
 const PORT_NAME_MAX: usize = 15;
 
 /// Name of a container port: an IANA service name in lower case.
@@ -14,7 +14,8 @@ const PORT_NAME_MAX: usize = 15;
 pub struct PortName(Arc<str>);
 
 impl PortName {
-    /// Checks a name: 1 to 15 of `a-z`, `0-9` and single dashes inside, with at least one letter.
+    /// Checks a name: 1 to 15 characters of `a-z`, `0-9` and single inner dashes, with at least one
+    /// letter.
     pub fn new(text: &str) -> Option<Self> {
         let good = (1..=PORT_NAME_MAX).contains(&text.len())
             && text.bytes().all(|b| is_lower(b) || b == b'-')
@@ -55,7 +56,7 @@ pub fn is_label_key(text: &str) -> bool {
     }
 }
 
-/// Whether a text is the value of a label. The empty text is one.
+/// Whether a text is the value of a label. The empty text is a label value.
 pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_label_name(text)
 }
@@ -75,7 +76,7 @@ fn is_lower(b: u8) -> bool {
     b.is_ascii_lowercase() || b.is_ascii_digit()
 }
 
-/// Whether the text has a first and a last byte, and both pass.
+/// Whether `good` holds for the first and the last byte of the text. Without bytes, it does not.
 fn ends_are(text: &str, good: impl Fn(u8) -> bool) -> bool {
     let bytes = text.as_bytes();
     let good = |b: Option<&u8>| b.is_some_and(|b| good(*b));

@@ -25,7 +25,7 @@ use crate::{
     verdict::{self, Local, Verdict},
 };
 
-/// What renderings need to know of a node, besides its pods.
+/// What renderings need to know about a node in addition to its pods.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// Interfaces that lead to other nodes, by their names in the vswitch.
@@ -60,17 +60,17 @@ impl NodeRules {
         }
     }
 
-    /// Tables of these rules, of which the local ones are about traffic of this direction.
+    /// Tables of these rules. Its local tables are for traffic of this direction.
     pub fn tables(&self, flow: Flow) -> View {
         View::of(&self.pods, flow)
     }
 
-    /// Lists of VPP's ACL plugin for the pods, and one for interfaces that lead to other nodes.
+    /// Lists of VPP's ACL plugin: for the pods, and one for interfaces that lead to other nodes.
     pub fn acls(&self, node_interfaces: &BTreeSet<String>) -> Vec<Acl> {
         acl::export(&self.tables(Flow::Ingress), node_interfaces)
     }
 
-    /// Session rules of tables whose local ones are about traffic from pods.
+    /// Session rules of tables whose local tables are for traffic from pods.
     pub fn sessions(&self, tables: &View) -> Result<Vec<SessionRule>, NoSessionRules> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
@@ -88,11 +88,11 @@ pub struct Node {
     pub pods: BTreeMap<PodId, PodRules>,
     /// The table of nf_tables.
     pub nft: Table,
-    /// Tables whose local ones are about traffic to pods.
+    /// Tables whose local tables are for traffic to pods.
     pub tables: View,
     /// Access lists of these tables.
     pub acls: Vec<Acl>,
-    /// Tables whose local ones are about traffic from pods.
+    /// Tables whose local tables are for traffic from pods.
     pub session_tables: View,
     /// Session rules of these tables, or why there are none.
     pub sessions: Result<Vec<SessionRule>, NoSessionRules>,
@@ -102,12 +102,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// The pods with this `spec.nodeName`, among all objects of the cluster.
+    /// The policies of the node with this name. `objects` are all objects of the cluster.
     pub fn new(name: &str, objects: &[Object], around: &Surroundings) -> Result<Self, TooLarge> {
         Self::within(Limits::default(), name, objects, around)
     }
 
-    /// The same with other limits of the table.
+    /// Like [`Self::new`], with other limits of the table.
     pub fn within(
         limits: Limits,
         name: &str,
@@ -137,8 +137,8 @@ impl Node {
         })
     }
 
-    /// How each rendering judges a packet, by its name. Session rules are left out where there are
-    /// none, or none about such packets.
+    /// How each rendering judges a packet, with the name of the rendering. Session rules are
+    /// omitted if there are none, or if they do not apply to such packets.
     pub fn judge(&self, packet: &Packet) -> Vec<(&'static str, Verdict<'_>)> {
         let local = &self.local;
         let mut verdicts = vec![

@@ -17,7 +17,7 @@ pub enum OpenPorts {
 }
 
 impl OpenPorts {
-    /// The set of an end that no rule opens.
+    /// The set of an end for which no rule opens a port.
     pub const fn none() -> Self {
         Self::Only(BTreeMap::new())
     }
@@ -27,7 +27,7 @@ impl OpenPorts {
         matches!(self, Self::Only(open) if open.is_empty())
     }
 
-    /// The ports that one of two sets has.
+    /// The ports that are in at least one of two sets.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         match (self, other) {
@@ -38,7 +38,7 @@ impl OpenPorts {
         }
     }
 
-    /// The ports that both sets have.
+    /// The ports that are in both sets.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {

@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use crate::policy::Protocol;
 
-/// The first packet of a connection; answers pass with it.
+/// The first packet of a connection. If it passes, answers pass, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Packet {
     /// Address of the sender.
@@ -15,7 +15,7 @@ pub struct Packet {
     pub ports: Option<PacketPorts>,
 }
 
-/// The protocol of a packet with ports, and these ports.
+/// The protocol of a packet with ports, and its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PacketPorts {
     /// Protocol of the transport.

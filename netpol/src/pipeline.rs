@@ -1,4 +1,4 @@
-//! From objects of the cluster to the table of this node, by the smallest changes.
+//! Turns objects of the cluster into the table of this node, with the smallest possible changes.
 //!
 //! ```text
 //!  put, remove, replace ─► Cache ─► Processor ─► chains and groups ─► Commit: steps for the kernel
@@ -37,7 +37,7 @@ pub struct Pipeline {
     nft: Nft,
     limits: Limits,
     selection: Selection,
-    /// The next commit decides again which policies are set aside.
+    /// Whether the next commit decides again which policies are set aside.
     reconsiders: bool,
     /// What happened since the last commit, as in [`Commit`].
     ended: BTreeSet<IpAddr>,
@@ -50,19 +50,19 @@ pub struct Pipeline {
 pub struct Commit {
     /// Steps from the last commit's table to this one's.
     pub change: Change,
-    /// The same for the table of frames.
+    /// The same steps for the table of frames.
     pub frames: Change,
-    /// Addresses of pods, with the directions whose rules changed: connections that the former
-    /// rules let in may be open.
+    /// Addresses of pods with the directions whose rules changed. Connections that the former rules
+    /// allowed may be open.
     pub closed: BTreeSet<(IpAddr, Flow)>,
-    /// Addresses that pods of this node lost, or that another pod of this node claims too.
+    /// Addresses that pods of this node lost, or that another pod of this node also claims.
     pub ended: BTreeSet<IpAddr>,
-    /// Pods of this node may have other addresses than before.
+    /// Whether pods of this node may have other addresses than before.
     pub has_other_pods: bool,
 }
 
 impl Pipeline {
-    /// A node without pods. `node` is its name, as pods have it in `spec.nodeName`.
+    /// A node without pods. `node` is its name, as in the pods' `spec.nodeName`.
     pub fn new(node: &str, limits: Limits) -> Self {
         Self {
             cache: Cache::new(node),
@@ -77,41 +77,41 @@ impl Pipeline {
         }
     }
 
-    /// Puts an object in the place of its former version.
+    /// Adds an object, or replaces its former version.
     pub fn put(&mut self, object: Object) {
         self.cache.put(object);
     }
 
-    /// Removes an object, if it is there.
+    /// Removes an object, if it exists.
     pub fn remove(&mut self, key: &Key) {
         self.cache.remove(key);
     }
 
-    /// Puts a set of objects in the place of all objects.
+    /// Replaces all objects by these.
     pub fn replace(&mut self, objects: Vec<Object>) {
         self.cache.replace(objects);
     }
 
-    /// The interface behind which each address is, for all addresses of which it is known. Packets
-    /// from one of these interfaces with another source are dropped.
+    /// Sets the interface behind which each address is, for all addresses whose interface is known.
+    /// Packets from one of these interfaces with another source are dropped.
     pub fn set_interfaces(&mut self, interfaces: BTreeMap<IpAddr, u32>) {
         self.nft.set_interfaces(interfaces);
     }
 
-    /// The node's interfaces. While a pod is restricted, the node's ports of bridges exchange no frames
-    /// that the table does not see, and no IPv6 packets with link-local addresses, which no policy
-    /// selects.
+    /// Sets the node's interfaces. While a pod is restricted, the node's bridge ports exchange no
+    /// frames that the table does not see, and no IPv6 packets with link-local addresses, because
+    /// no policy selects these.
     pub fn set_links(&mut self, links: NodeLinks) {
         self.nft.set_links(links);
     }
 
-    /// What has changed since the last commit. Policies that do not fit into the table are
-    /// [set aside](Pipeline::set_aside). If the table would be too large even so, the whole commit is
-    /// refused: the last commit's table stays in force, and the next commit has this one's changes
-    /// too.
+    /// Returns what has changed since the last commit. Policies that do not fit into the table are
+    /// [set aside](Pipeline::set_aside). If the table would still be too large, the whole commit is
+    /// refused: the last commit's table stays in force, and the next commit also has this commit's
+    /// changes.
     ///
-    /// If the kernel refuses the steps, compare [`Pipeline::table`] with what the kernel has: later
-    /// commits assume that this one is in force.
+    /// If the kernel refuses the steps, compare [`Pipeline::table`] with the kernel's table: later
+    /// commits assume that this commit is in force.
     pub fn commit(&mut self) -> Result<Commit, TooLarge> {
         self.process();
         let closed = self.nft.closing();
@@ -126,14 +126,15 @@ impl Pipeline {
         })
     }
 
-    /// The policies that do not fit into the table, as of the last commit. Each restricts its pods, and
+    /// The policies that did not fit into the table at the last commit. Each restricts its pods and
     /// allows nothing.
     pub fn set_aside(&self) -> &BTreeMap<PolicyId, SetAside> {
         self.selection.set_aside()
     }
 
-    /// Lets the next commit decide again which policies are set aside. Otherwise they stay the same
-    /// as long as no policy and no pod of this node changes, even if fewer peers need less.
+    /// Makes the next commit decide again which policies are set aside. Otherwise they stay the
+    /// same as long as no policy and no pod of this node changes, even if fewer peers need less
+    /// room.
     pub fn reconsider(&mut self) {
         self.reconsiders = true;
     }
@@ -143,12 +144,12 @@ impl Pipeline {
         self.has_committed
     }
 
-    /// The whole table, as of the last commit that was not refused.
+    /// The whole table at the last commit that was not refused.
     pub fn table(&self) -> Table {
         self.nft.table()
     }
 
-    /// The table of family `bridge`, as of the same commit. It is empty while no pod is on a bridge.
+    /// The table of family `bridge` at the same commit. It is empty while no pod is on a bridge.
     pub fn frames(&self) -> Table {
         self.nft.frames()
     }
@@ -158,18 +159,19 @@ impl Pipeline {
         self.nft.size()
     }
 
-    /// The pods of this node that have an address, with the policies that restrict them.
+    /// The pods of this node that have an address, each with the policies that restrict it.
     pub fn pods(&self) -> &BTreeMap<PodId, PodPolicies> {
         self.processor.pods()
     }
 
-    /// What decides a connection: a side for each pod of this node that claims an end and has policies
-    /// about the direction. Without a side, it passes.
+    /// The sides that decide a connection: one for each pod of this node that claims an end and has
+    /// policies for the direction. Without a side, the connection passes.
     pub fn explain(&self, opening: &Opening) -> Vec<Side> {
         sides(&self.cache, self.processor.pods(), opening)
     }
 
-    /// What is open between two addresses, with sides like those of [`Pipeline::explain`].
+    /// The ports that are open between two addresses, with sides like those of
+    /// [`Pipeline::explain`].
     pub fn open_between(&self, from: IpAddr, to: IpAddr) -> Vec<OpenSide> {
         open_sides(&self.cache, self.processor.pods(), from, to)
     }
@@ -204,13 +206,13 @@ impl Pipeline {
         self.nft.fill(&self.cache);
     }
 
-    /// Whether the members of groups fit, those of new ones included.
+    /// Whether the members of all groups fit, including new groups.
     fn fits(&self) -> bool {
         let room = self.selection.room();
         room.is_some_and(|room| self.nft.has_at_most(&self.cache, room))
     }
 
-    /// Decides which policies are set aside. Gives the pods for which that makes a difference.
+    /// Decides which policies are set aside. Returns the pods for which that makes a difference.
     fn decide(&mut self) -> Vec<Reconfigured> {
         self.selection.decide(&self.cache, &self.processor);
         let aside = self.set_aside().keys().cloned().collect();

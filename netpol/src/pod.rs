@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
 use crate::{name::PortName, policy::Protocol};
 
-/// Identifies a pod; displayed as `namespace/name`.
+/// The key of a pod, displayed as `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodId {
     /// The namespace that the pod is in.
@@ -16,35 +16,36 @@ pub struct PodId {
 /// Numbers of ports by their names and protocols.
 pub type NamedPorts = BTreeMap<(PortName, Protocol), u16>;
 
-/// A pod, with what selectors and rules need of it.
+/// A pod, with the properties that selectors and rules need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// Namespace and name.
     pub id: PodId,
     /// Labels as the object has them.
     pub labels: BTreeMap<String, String>,
-    /// The node that runs it; `None` until it has been scheduled.
+    /// The node that runs the pod; `None` until it has been scheduled.
     pub node: Option<Arc<str>>,
-    /// Addresses of its own: empty before it has any, if it uses its node's network
-    /// (`hostNetwork`), or once it has ended.
+    /// Addresses of the pod. It has none before it gets the first, if it uses its node's network
+    /// (`hostNetwork`), and once it has ended.
     pub addresses: Vec<IpAddr>,
-    /// When it was made, nanoseconds since 1970: of two pods with one address the younger has it.
+    /// When the pod was made, nanoseconds since 1970. Of two pods with one address, the younger has
+    /// it.
     pub created: Option<u64>,
     /// Numbers of the container ports that have names.
     pub ports: NamedPorts,
 }
 
-/// A namespace, with what selectors need of it.
+/// A namespace, with the properties that selectors need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Name of the object.
     pub name: Arc<str>,
-    /// Its labels, the one with its name (`kubernetes.io/metadata.name`) among them.
+    /// Labels of the namespace, including the label with its name (`kubernetes.io/metadata.name`).
     pub labels: BTreeMap<String, String>,
 }
 
 impl PodId {
-    /// The pod of this name in this namespace.
+    /// The key of the pod with this name in this namespace.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.into(),

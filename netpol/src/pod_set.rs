@@ -1,4 +1,4 @@
-//! Which pods a [`PodSet`] selects, and an index of such sets.
+//! The pods that a [`PodSet`] selects, and an index of such sets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use crate::{
     selector::{Condition, Selector},
 };
 
-/// The label that the API server gives to every namespace: its name.
+/// The label that the API server gives to every namespace. Its value is the namespace's name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// What selectors can know of a pod's namespace.
@@ -19,7 +19,7 @@ const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 pub(crate) enum NamespaceLabels<'a> {
     /// Labels of its object.
     Known(&'a BTreeMap<String, String>),
-    /// There is no object: only its name is known.
+    /// The namespace has no object, so only its name is known.
     Unknown(BTreeMap<String, String>),
 }
 
@@ -36,8 +36,8 @@ impl NamespaceLabels<'_> {
         }
     }
 
-    /// Whether a selector selects the namespace. Where only the name is known, only requirements on
-    /// the name hold: without the object no label is known to be absent.
+    /// Whether a selector selects the namespace. If only the name is known, only requirements on
+    /// the name can hold: without the object, no label is known to be absent.
     fn is_selected(&self, selector: &Selector) -> bool {
         let mut requirements = selector.requirements();
         let is_known = matches!(self, Self::Known(_));
@@ -47,12 +47,12 @@ impl NamespaceLabels<'_> {
 }
 
 impl PodSet {
-    /// Whether it selects a pod, whose namespace has these labels.
+    /// Whether the set selects a pod whose namespace has these labels.
     pub(crate) fn selects(&self, pod: &Pod, namespace: &NamespaceLabels<'_>) -> bool {
         self.selects_in(&pod.id.namespace, namespace) && self.pods.matches(&pod.labels)
     }
 
-    /// Whether it may select pods of a namespace, which has this name and these labels.
+    /// Whether the set may select pods of the namespace with this name and these labels.
     pub(crate) fn selects_in(&self, name: &str, namespace: &NamespaceLabels<'_>) -> bool {
         match &self.namespaces {
             InNamespaces::Named(own) => **own == *name,
@@ -61,15 +61,15 @@ impl PodSet {
     }
 }
 
-/// Sets of pods by a label that each requires: the labels of a pod find the few sets that may
-/// select it among many. `T` identifies a set.
+/// Sets of pods, indexed by a label that each requires. From the labels of a pod, it finds the few
+/// sets that may select the pod. `T` identifies a set.
 #[derive(Debug)]
 pub(crate) struct PodSetIndex<T> {
     by_anchor: BTreeMap<Anchor, BTreeSet<T>>,
     anchors: BTreeMap<T, Vec<Anchor>>,
 }
 
-/// What a pod or its namespace must have.
+/// A property that a pod or its namespace must have.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Anchor {
     Nothing,
@@ -111,8 +111,8 @@ impl<T: Ord + Clone> PodSetIndex<T> {
         }
     }
 
-    /// The sets that may select a pod, whose namespace has these labels: each that selects it, and
-    /// some others.
+    /// The sets that may select a pod whose namespace has these labels: all sets that select it,
+    /// and some others.
     pub(crate) fn candidates(&self, pod: &Pod, namespace: &NamespaceLabels<'_>) -> BTreeSet<T> {
         let name = &pod.id.namespace;
         let own = |(key, value): (&String, &String)| {
@@ -132,8 +132,8 @@ impl<T: Ord + Clone> PodSetIndex<T> {
         found.flatten().cloned().collect()
     }
 
-    /// Anchors of which every pod of the set has one. Of several possible lists, the one whose
-    /// anchors the fewest sets have.
+    /// Anchors of which every pod of the set has one. Of several possible lists, this is the list
+    /// whose anchors are used by the fewest sets.
     fn rarest(&self, set: &PodSet) -> Vec<Anchor> {
         let fewest = |anchors: &Vec<Anchor>| -> usize {
             let sets = anchors
@@ -159,7 +159,7 @@ impl<T: Ord + Clone> PodSetIndex<T> {
     }
 }
 
-/// For each requirement that lists values: the values.
+/// The values of each requirement that lists values.
 fn values(
     selector: &Selector,
     anchor: impl Fn(String, String) -> Anchor,

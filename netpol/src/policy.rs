@@ -1,4 +1,4 @@
-//! A NetworkPolicy after all checks: field references and defaults of Kubernetes are resolved.
+//! A NetworkPolicy after all checks, with the defaults of Kubernetes.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ pub struct NetworkPolicy {
     pub namespace: String,
     /// `metadata.name`, which is a DNS subdomain.
     pub name: String,
-    /// Pods of its namespace that it restricts.
+    /// Pods of the policy's namespace that it restricts.
     pub pods: Selector,
     /// Traffic that these pods may receive.
     pub ingress: Direction,
@@ -26,7 +26,7 @@ pub struct NetworkPolicy {
 /// One direction of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// `policyTypes` does not list it: the policy does not restrict it.
+    /// `policyTypes` does not list the direction, so the policy does not restrict it.
     Open,
     /// Only traffic that one of the rules allows may pass.
     Restricted(Vec<Rule>),
@@ -75,7 +75,7 @@ pub enum Namespaces {
     Selected(Selector),
 }
 
-/// A block of addresses without parts of it.
+/// A block of addresses without its excepted parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     path: String,
@@ -192,7 +192,7 @@ impl NetworkPolicy {
 }
 
 impl Direction {
-    /// Rules that allow traffic; none where the direction is open.
+    /// Rules that allow traffic; empty if the direction is open.
     pub fn rules(&self) -> &[Rule] {
         match self {
             Self::Open => &[],
@@ -201,13 +201,13 @@ impl Direction {
     }
 }
 
-/// An `except` that is no part of its block, by its position.
+/// The position of an `except` that is not a part of its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAPart(pub usize);
 
 impl Block {
-    /// The block `prefix` without `except`, of which each must be smaller than `prefix` and
-    /// inside it. `path` is its field, for example `spec.egress[0].to[1].ipBlock`.
+    /// The block `prefix` without `except`. Each `except` must be smaller than `prefix` and inside
+    /// it. `path` is the block's field, for example `spec.egress[0].to[1].ipBlock`.
     pub fn new(path: &str, prefix: IpNet, except: &[IpNet]) -> Result<Self, NotAPart> {
         let (prefix, parts) = (prefix.trunc(), except.iter().map(IpNet::trunc));
         let is_part = |part: &IpNet| prefix.contains(part) && *part != prefix;

@@ -26,7 +26,7 @@ impl Span {
         }
     }
 
-    /// Ports from `first` to `last`; `None` if `last` is the lower one.
+    /// Ports from `first` to `last`; `None` if `last` is lower than `first`.
     pub const fn new(first: u16, last: u16) -> Option<Self> {
         if last < first {
             return None;
@@ -49,17 +49,17 @@ impl Span {
         self.last as u32 - self.first as u32 + 1
     }
 
-    /// Always false: a range has a port.
+    /// Always false, because a range has at least one port.
     pub const fn is_empty(self) -> bool {
         false
     }
 
-    /// Whether it has this port.
+    /// Whether the range has this port.
     pub const fn contains(self, port: u16) -> bool {
         self.first <= port && port <= self.last
     }
 
-    /// Whether it has every port of another.
+    /// Whether the range has every port of another range.
     pub const fn covers(self, other: Self) -> bool {
         self.first <= other.first && other.last <= self.last
     }
@@ -101,7 +101,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// A set of ports: ranges that neither overlap nor touch, from the lowest.
+/// A set of ports: ascending ranges that neither overlap nor touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortSet(Vec<Span>);
 
@@ -111,19 +111,19 @@ impl PortSet {
         Self(vec![Span::ALL])
     }
 
-    /// The ranges, from the lowest.
+    /// The ranges in ascending order.
     pub(crate) fn spans(&self) -> impl Iterator<Item = Span> + '_ {
         self.0.iter().copied()
     }
 
-    /// Whether it has every port of another set.
+    /// Whether the set has every port of another set.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         other
             .spans()
             .all(|part| self.spans().any(|span| span.covers(part)))
     }
 
-    /// The ports that are in both.
+    /// The ports that are in both sets.
     pub(crate) fn common(&self, other: &Self) -> Self {
         let pairs = self
             .spans()

@@ -1,4 +1,4 @@
-//! Which policies restrict each pod of this node.
+//! Finds the policies that restrict each pod of this node.
 //!
 //! | change | pods that are looked at again |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | a pod: labels, ports, addresses, node | the pod itself |
 //! | labels of a namespace | its pods |
 //!
-//! The processor does not look for the peers of a policy: they are [groups](crate::group) that the
-//! matches name. A pod without an address waits until it has one.
+//! The processor does not look for the peers of a policy, because they are [groups](crate::group)
+//! that the matches name. A pod without an address waits until it has one.
 
 mod compile;
 
@@ -29,16 +29,16 @@ use crate::{
 /// A pod of this node that has an address, and the policies that restrict it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPolicies {
-    /// Addresses that it claims, even those that a younger pod holds.
+    /// Addresses that the pod claims, even if a younger pod holds them.
     pub addresses: Vec<IpAddr>,
-    /// Numbers of its named ports.
+    /// Numbers of the pod's named ports.
     pub ports: BTreeMap<(PortName, Protocol), u16>,
     /// Sorted by namespace and name. A policy that is set aside has no matches.
     pub policies: Vec<Arc<ContivPolicy>>,
 }
 
 impl PodPolicies {
-    /// Policies that restrict a direction; none if it is open.
+    /// Policies that restrict a direction; empty if the direction is open.
     pub fn restricting(&self, flow: Flow) -> impl Iterator<Item = &ContivPolicy> {
         let policies = self.policies.iter().map(AsRef::as_ref);
         policies.filter(move |policy| policy.restricts.restricts(flow))
@@ -65,16 +65,16 @@ pub(crate) struct Processor {
 #[derive(Debug)]
 pub(crate) struct Compiled {
     subject: PodSet,
-    /// The policy as its document says.
+    /// The policy as in its document.
     pub(crate) policy: Arc<ContivPolicy>,
     /// The same policy, without matches if it is set aside.
     in_force: Arc<ContivPolicy>,
-    /// A match of incoming traffic names ports.
+    /// Whether a match of incoming traffic names ports.
     pub(crate) names_ports: bool,
 }
 
 impl Compiled {
-    /// `None` if the policy restricts nothing.
+    /// Compiles a policy; `None` if the policy restricts nothing.
     fn new(policy: &NetworkPolicy, is_set_aside: bool) -> Option<Self> {
         let compiled = Arc::new(compile::policy(policy)?);
         let mut incoming = compiled
@@ -110,12 +110,12 @@ impl Compiled {
 #[derive(Debug)]
 pub(crate) struct Reconfigured {
     pub(crate) id: PodId,
-    /// What the pod had; `None` if it is new.
+    /// The pod's former policies; `None` if the pod is new.
     pub(crate) before: Option<PodPolicies>,
 }
 
 impl Processor {
-    /// Follows what changes of the cache touched. Gives the pods for which that makes a difference.
+    /// Follows changes of the cache. Returns the pods for which they make a difference.
     pub(crate) fn process(&mut self, cache: &Cache, touched: &Touched) -> Vec<Reconfigured> {
         let mut pods = touched.pods.clone();
         for id in &touched.policies {
@@ -124,8 +124,8 @@ impl Processor {
         self.reconfigure(cache, pods)
     }
 
-    /// Sets these policies aside, and no others: they allow nothing. Gives the pods for which that
-    /// makes a difference.
+    /// Sets exactly these policies aside, so that they allow nothing. Returns the pods for which
+    /// that makes a difference.
     pub(crate) fn set_aside(
         &mut self,
         cache: &Cache,
@@ -173,7 +173,7 @@ impl Processor {
         &self.pods
     }
 
-    /// Reads a policy again. Gives the pods that it restricts, before or now.
+    /// Reads a policy again. Returns the pods that it restricts, or restricted before.
     fn change_policy(&mut self, cache: &Cache, id: &PolicyId) -> BTreeSet<PodId> {
         let mut pods = self.restricted.get(id).cloned().unwrap_or_default();
         self.subjects.remove(id);
@@ -191,7 +191,7 @@ impl Processor {
         pods
     }
 
-    /// The policies of a pod; `None` if the pod is not of this node, or has no address yet.
+    /// The policies of a pod; `None` if the pod is not on this node or has no address yet.
     fn configure(&self, cache: &Cache, pod: &Pod) -> Option<PodPolicies> {
         if pod.addresses.is_empty() || !cache.is_local(&pod.id) {
             return None;

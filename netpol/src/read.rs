@@ -1,7 +1,7 @@
-//! Reads a JSON value into a [`NetworkPolicy`]: every refusal names its field and the remedy.
+//! Reads a JSON value into a [`NetworkPolicy`]. Every refusal names its field and the remedy.
 //!
-//! The rules are those of the Kubernetes API server, with its defaults. Unknown fields are
-//! refused, because a misspelt field would change the meaning of the policy without a message.
+//! The rules and defaults are those of the Kubernetes API server. Unknown fields are refused,
+//! because a misspelt field would silently change the meaning of the policy.
 
 mod peers;
 mod ports;
@@ -53,7 +53,7 @@ pub fn read(document: &Value) -> Checked<NetworkPolicy> {
     })
 }
 
-/// Refuses what is not a mapping, and a field that is not among `known`.
+/// Refuses a value that is not a mapping, and a field that is not in `known`.
 fn only(field: &Field<'_>, known: &[&str]) -> Checked<()> {
     match field.keys(known)?.find(|key| !known.contains(key)) {
         None => Ok(()),

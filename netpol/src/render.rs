@@ -1,4 +1,4 @@
-//! The meaning of policies in other forms than rules over identities.
+//! The meaning of policies in forms other than rules over identities.
 
 pub mod change;
 mod logging;

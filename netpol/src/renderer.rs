@@ -1,4 +1,4 @@
-//! Where the rules of a node's pods go.
+//! The interface to which the rules of a node's pods are given.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use crate::{
     render::tables::{Change, Tables, View},
 };
 
-/// Brings a node's policies into force, or writes them down.
+/// Brings a node's policies into force, or exports them.
 pub trait Renderer {
-    /// Takes a change as a whole or not at all: after an error, the next change is relative to the
-    /// last one that it took.
+    /// Takes a change completely or not at all. After an error, the next change is relative to the
+    /// last change that it took.
     fn commit(&mut self, txn: &Txn<'_>) -> Result<(), RenderError>;
 }
 
-/// Why a renderer did not take a change.
+/// Why a renderer has not taken a change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{renderer}: {reason}")]
 pub struct RenderError {
-    /// The renderer, for people.
+    /// The renderer's name, for people.
     pub renderer: &'static str,
     /// The reason, with the remedy if there is one.
     pub reason: String,
@@ -35,7 +35,7 @@ pub struct Txn<'a> {
 }
 
 impl<'a> Txn<'a> {
-    /// A change in which nothing differs yet. `whole`: pods that it does not name are gone.
+    /// An empty change. `whole`: whether pods that it does not name are gone.
     pub const fn new(configurator: Configurator<'a>, whole: bool) -> Self {
         Self {
             configurator,
@@ -44,12 +44,12 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// Puts a pod with these policies, or notes that it is gone (`None`).
+    /// Adds or replaces a pod with these policies, or notes that it is gone (`None`).
     pub fn put(&mut self, pod: PodId, policies: Option<&'a PodPolicies>) {
         self.pods.insert(pod, policies);
     }
 
-    /// Whether pods that it does not name are gone.
+    /// Whether pods that the change does not name are gone.
     pub const fn is_whole(&self) -> bool {
         self.whole
     }
@@ -66,7 +66,7 @@ impl<'a> Txn<'a> {
     }
 }
 
-/// Gives a change to every renderer, even after an error. The result is the last error, if any.
+/// Gives a change to every renderer, even after an error. Returns the last error, if any.
 pub fn commit(renderers: &mut [&mut dyn Renderer], txn: &Txn<'_>) -> Result<(), RenderError> {
     let results = renderers.iter_mut().map(|renderer| renderer.commit(txn));
     let results: Vec<Result<(), RenderError>> = results.collect();
@@ -75,16 +75,17 @@ pub fn commit(renderers: &mut [&mut dyn Renderer], txn: &Txn<'_>) -> Result<(), 
 
 /// An access control with one table for each pod, and one for the node.
 pub trait Stack {
-    /// Puts these tables in place of the last ones, all or none. `changes` is what differs.
+    /// Puts these tables in place of the last ones, all or none of them. `changes` are the
+    /// differences.
     fn apply(&mut self, view: &View, changes: &[Change]) -> Result<(), RenderError>;
 }
 
-/// Renders to a [`Stack`], only when its tables change.
+/// Renders to a [`Stack`] only when the tables change.
 #[derive(Debug)]
 pub struct TableRenderer<S> {
     /// The tables in force.
     pub tables: Tables,
-    /// Where they are in force.
+    /// The stack in which the tables are in force.
     pub stack: S,
 }
 

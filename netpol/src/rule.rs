@@ -12,8 +12,8 @@ use crate::{
 
 /// A permission or a refusal for some packets.
 ///
-/// If one rule is about a part of the packets of another rule, the narrower rule orders first. So
-/// the first rule in a sorted list that matches a packet is the closest one.
+/// If one rule matches a part of the packets of another rule, the narrower rule orders first. So in
+/// a sorted list, the first rule that matches a packet is the narrowest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     /// Addresses of senders.
@@ -26,7 +26,7 @@ pub struct Rule {
     pub action: Action,
 }
 
-/// Addresses that a rule is about. IPv4 orders before IPv6, and a longer prefix before a shorter
+/// Addresses that a rule matches. IPv4 orders before IPv6, and a longer prefix before a shorter
 /// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Net {
@@ -36,7 +36,7 @@ pub enum Net {
     Any,
 }
 
-/// Protocol and ports that a rule is about.
+/// Protocol and ports that a rule matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Traffic {
     /// Packets of one protocol.
@@ -76,19 +76,19 @@ impl Rule {
         }
     }
 
-    /// Whether it is about every packet.
+    /// Whether the rule matches every packet.
     pub fn is_about_all(&self) -> bool {
         *self == Self::about_all(self.action)
     }
 
-    /// Whether it is about this packet.
+    /// Whether the rule matches this packet.
     pub fn matches(&self, packet: &Packet) -> bool {
         self.source.contains(packet.source)
             && self.destination.contains(packet.destination)
             && self.traffic.matches(packet.ports)
     }
 
-    /// Whether it is about every packet that another is about.
+    /// Whether the rule matches every packet that another rule matches.
     pub fn covers(&self, other: &Self) -> bool {
         self.source.covers(other.source)
             && self.destination.covers(other.destination)
@@ -102,7 +102,7 @@ impl Net {
         Self::Block(address.into())
     }
 
-    /// Whether it has this address.
+    /// Whether the net contains this address.
     pub fn contains(self, address: IpAddr) -> bool {
         match self {
             Self::Any => true,
@@ -110,7 +110,7 @@ impl Net {
         }
     }
 
-    /// Whether it has every address of another.
+    /// Whether the net contains every address of another net.
     pub fn covers(self, other: Self) -> bool {
         match (self, other) {
             (Self::Any, _) => true,
@@ -119,7 +119,7 @@ impl Net {
         }
     }
 
-    /// Whether it has addresses of the family of this one.
+    /// Whether the net has addresses of the family of `address`.
     pub const fn is_of_family(self, address: IpAddr) -> bool {
         match (self, address) {
             (Self::Any, _)
@@ -154,7 +154,7 @@ impl PartialOrd for Net {
 }
 
 impl Traffic {
-    /// Packets of a protocol to these ports.
+    /// Packets of the protocol to these ports.
     pub const fn to(protocol: Protocol, destination: Span) -> Self {
         Self::Ports {
             protocol,
@@ -163,7 +163,7 @@ impl Traffic {
         }
     }
 
-    /// Whether it is about packets with this protocol and these ports.
+    /// Whether packets with this protocol and these ports are part of the traffic.
     pub fn matches(self, ports: Option<PacketPorts>) -> bool {
         match (self, ports) {
             (Self::Any, _) => true,
@@ -203,7 +203,7 @@ impl Traffic {
     }
 }
 
-/// The first rule of a list that is about a packet.
+/// The first rule of a list that matches a packet.
 pub fn first<'a>(rules: &'a [Rule], packet: &Packet) -> Option<&'a Rule> {
     rules.iter().find(|rule| rule.matches(packet))
 }

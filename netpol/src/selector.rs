@@ -5,10 +5,10 @@ use std::{
     sync::Arc,
 };
 
-/// Selects label sets that meet every requirement; without requirements it selects all.
+/// Selects label sets that meet every requirement. Without requirements, it selects all label sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selector {
-    /// Sorted; groups, policies and rows of one peer share them.
+    /// Sorted. Groups, policies and rows with this selector share the allocation.
     requirements: Arc<[Requirement]>,
 }
 
@@ -17,7 +17,7 @@ pub struct Selector {
 pub struct Requirement {
     /// Key of the label, as the object carries it.
     pub key: String,
-    /// The condition on its value.
+    /// The condition on the label's value.
     pub condition: Condition,
 }
 
@@ -26,7 +26,7 @@ pub struct Requirement {
 pub enum Condition {
     /// The label is present with one of these values.
     In(BTreeSet<String>),
-    /// The label is absent, or has none of these values.
+    /// The label is absent, or its value is none of these.
     NotIn(BTreeSet<String>),
     /// The label is present, with any value.
     Exists,
@@ -47,12 +47,12 @@ impl Selector {
         self.requirements.iter()
     }
 
-    /// Whether it selects every label set because it requires nothing.
+    /// Whether the selector selects every label set, because it requires nothing.
     pub fn selects_all(&self) -> bool {
         self.requirements.is_empty()
     }
 
-    /// Whether it selects an object with these labels.
+    /// Whether the selector selects an object with these labels.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {
             let value = labels.get(&requirement.key);
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn conditions_on_present_and_absent_labels() {
         let values = || BTreeSet::from(["web".to_owned(), "api".to_owned()]);
-        // Condition; label is web, is db, is absent.
+        // Columns: a condition; whether it holds for the label web, for db, and without the label.
         let table = [
             (Condition::In(values()), [true, false, false]),
             (Condition::NotIn(values()), [false, true, true]),

@@ -1,10 +1,10 @@
-//! Which policies are set aside, so that the others fit into the table.
+//! Decides which policies are set aside, so that the other policies fit into the table.
 //!
-//! A policy that is set aside restricts its pods as before, and allows nothing. Policies that
-//! do not fit alone are set aside first. Then, until the rest fits, the largest ones of the
-//! namespace that needs the most are set aside. The choice follows from the objects alone, in
-//! whatever order they came. It is made before a chain or a group is made, and only where the
-//! policies may not fit.
+//! A policy that is set aside still restricts its pods, but allows nothing. Policies that do not
+//! fit alone are set aside first. Then, until the rest fits, the largest policies of the namespace
+//! that needs the most are set aside. The choice depends only on the objects, and not on the order
+//! in which they came. It is made before any chain or group is made, and only if the policies may
+//! not fit.
 
 mod classes;
 
@@ -24,10 +24,10 @@ use crate::{
     render::nft::{self, Limits},
 };
 
-/// Members are counted up to this many times the limit.
+/// Members are counted up to this multiple of the limit.
 const COUNTED: usize = 8;
 
-/// Parts of the table that are limited.
+/// The parts of the table whose size is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scarce {
     /// Rules of the chains of pods.
@@ -39,11 +39,11 @@ pub enum Scarce {
 /// Why a policy is set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetAside {
-    /// What it needs too much of.
+    /// The part of the table of which the policy needs too much.
     pub of: Scarce,
-    /// How much it needs, at least.
+    /// Minimum number that the policy needs.
     pub needs: usize,
-    /// What all policies of this node's pods get together.
+    /// The limit for all policies of this node's pods together.
     pub limit: usize,
 }
 
@@ -68,13 +68,13 @@ impl SetAside {
     }
 }
 
-/// The policies of this node's pods, and those that are set aside.
+/// The policies of this node's pods, and the policies that are set aside.
 #[derive(Debug)]
 pub(crate) struct Selection {
     limits: Limits,
     classes: Classes,
     set_aside: BTreeMap<PolicyId, SetAside>,
-    /// Elements of the sets of ranges of policies that are not set aside.
+    /// Number of elements in the sets of ranges of policies that are not set aside.
     ranges: usize,
 }
 
@@ -93,7 +93,7 @@ impl Selection {
         &self.set_aside
     }
 
-    /// Follows pods whose policies may have changed, or may need more or less than before.
+    /// Updates pods whose policies may have changed, or may need more or less than before.
     pub(crate) fn follow(&mut self, pods: &BTreeSet<PodId>, processor: &Processor) {
         self.classes.follow(pods, processor);
         if self.set_aside.is_empty() {
@@ -106,8 +106,8 @@ impl Selection {
         self.classes.sum().rows <= self.limits.rows
     }
 
-    /// How many members the groups of the policies that are not set aside may have; `None` if their
-    /// ranges alone are too many.
+    /// The number of members that the groups of policies that are not set aside may have; `None` if
+    /// the ranges of these policies alone are too many.
     pub(crate) const fn room(&self) -> Option<usize> {
         self.limits.addresses.checked_sub(self.ranges)
     }
@@ -153,7 +153,7 @@ impl Decision<'_> {
         }
     }
 
-    /// What the policies need that are not set aside yet, if they do not fit.
+    /// The needs of the policies that are not set aside yet, if these policies do not fit.
     fn excess(&self) -> Option<Needs> {
         let rules = self.rules();
         if rules.total > rules.limit {
@@ -208,7 +208,7 @@ impl Decision<'_> {
     }
 }
 
-/// What policies need of one thing.
+/// The needs of policies for one part of the table.
 struct Needs {
     of: Scarce,
     limit: usize,
@@ -239,8 +239,8 @@ impl Needs {
         *of_namespace = of_namespace.saturating_add(need);
     }
 
-    /// The policies that are set aside next: those that do not fit alone, or the largest of the
-    /// namespace that needs the most, as long as it needs the most.
+    /// The policies to set aside next: the policies that do not fit alone, or the largest policies
+    /// of the namespace that needs the most, for as long as it needs the most.
     fn largest(&self) -> Vec<(PolicyId, usize)> {
         let all = self.of_policy.iter().map(|(id, need)| (id.clone(), *need));
         let alone: Vec<_> = all.clone().filter(|(_, need)| *need > self.limit).collect();

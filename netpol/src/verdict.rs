@@ -1,7 +1,7 @@
-//! A packet judged by every rendering of the policies, to compare them.
+//! Judges a packet by every rendering of the policies, to compare them.
 //!
-//! Each judge knows only its own form: none computes what another one does. A node judges the side
-//! of its own pods; a packet passes if every node that has one of its pods lets it pass.
+//! Each judge knows only its own form, and does not compute what another judge does. A node judges
+//! for its own pods. A packet passes if every node that has one of its pods lets it pass.
 
 mod nft;
 mod reading;
@@ -32,32 +32,32 @@ use crate::{
 /// Whether a packet passes, and what decides it.
 #[derive(Clone, Debug)]
 pub struct Verdict<'a> {
-    /// Whether it passes.
+    /// Whether the packet passes.
     pub passes: bool,
-    /// The decisions in their order, up to the one that drops the packet.
+    /// The decisions in order, up to the one that drops the packet.
     pub by: Vec<By<'a>>,
 }
 
 /// What decides about a packet.
 #[derive(Clone, Debug)]
 pub enum By<'a> {
-    /// Sender and receiver are one pod: the packet never leaves it.
+    /// Sender and receiver are the same pod: the packet never leaves it.
     Itself,
     /// Nothing restricts this direction.
     Open(Flow),
     /// A rule of a policy, by the path of its field, allows it.
     Policy(Flow, &'a NetworkPolicy, &'a str),
-    /// Policies restrict the direction, and no rule of them is about the packet.
+    /// Policies restrict the direction, and none of their rules matches the packet.
     NoPolicy(Flow, Vec<&'a NetworkPolicy>),
     /// A rule decides.
     Rule(&'a Rule),
-    /// A row of the access list of this name decides.
+    /// A row of the access list with this name decides.
     Row(&'a str, &'a acl::Row),
-    /// The access list of this name has no row about it.
+    /// The access list with this name has no row that matches the packet.
     NoRow(&'a str),
     /// A session rule decides.
     Session(&'a SessionRule),
-    /// A rule of the chain of this name decides.
+    /// A rule of the chain with this name decides.
     Nft(&'a str, &'a ruleset::Rule),
 }
 
@@ -76,7 +76,7 @@ impl FromIterator<(IpAddr, PodId)> for Local {
 }
 
 impl Local {
-    /// The pods that a packet is from and to.
+    /// The sending pod and the receiving pod of a packet.
     fn sides(&self, packet: &Packet) -> (Option<&PodId>, Option<&PodId>) {
         let at = |address| self.of.get(&address);
         (at(packet.source), at(packet.destination))
@@ -91,7 +91,8 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// The verdict of the first rule of a list that is about the packet; without such a rule the packet passes.
+    /// The verdict of the first rule of a list that matches the packet. Without such a rule, the
+    /// packet passes.
     fn by_list(rules: &'a [Rule], packet: &Packet, flow: Flow) -> Self {
         let found = rule::first(rules, packet);
         Self {
@@ -111,7 +112,7 @@ impl<'a> Verdict<'a> {
     }
 }
 
-/// The verdict by the rules of each pod of a node: those of the sender, and those of the receiver.
+/// The verdict by the rules of a node's pods: first the sender's rules, and then the receiver's.
 pub fn by_rules<'a>(
     pods: &'a BTreeMap<PodId, PodRules>,
     local: &Local,
@@ -130,7 +131,7 @@ pub fn by_rules<'a>(
     list(from, Flow::Egress).then(|| list(to, Flow::Ingress))
 }
 
-/// The verdict by the tables of a node. Tables of single pods are about traffic of direction `flow`.
+/// The verdict by the tables of a node. Tables of single pods are for traffic of direction `flow`.
 pub fn by_tables<'a>(view: &'a View, flow: Flow, local: &Local, packet: &Packet) -> Verdict<'a> {
     let (from, to) = local.sides(packet);
     if from.is_some() && from == to {

@@ -1,7 +1,7 @@
 //! Facts about each step from policies to rules, tables and exports, as data in `vectors/`.
 //!
-//! In the data, sides are those of a vswitch: `egress` is traffic to the pod, `ingress` is traffic
-//! from it. An empty `src` or `dst` is any address, and port 0 is any port.
+//! In the data, directions are seen from the vswitch: `egress` is traffic to the pod, and `ingress`
+//! is traffic from it. An empty `src` or `dst` is any address, and port 0 is any port.
 
 #[cfg(test)]
 mod vectors {

@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest wait of the functions that panic: far longer than any state takes on a busy machine.
+/// Time limit of the functions that panic: far longer than any state takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Environment variable that says how many times slower than usual this machine is.
 pub const TIME_FACTOR: &str = "HOLDFAST_TIME_FACTOR";
 
-/// Pauses between two probes: the first, and the longest. Each pause is twice as long as the one before.
+/// The first pause between two probes, and the longest one. Each pause is twice as long as the
+/// previous one.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
@@ -34,7 +35,7 @@ pub fn stretched(time: Duration) -> Duration {
     time * *FACTOR
 }
 
-/// A state that did not come.
+/// A state that did not come within the limit.
 #[derive(Debug, thiserror::Error)]
 #[error("not within {limit:?}: {what}; seen last: {seen}")]
 pub struct NotInTime {
@@ -43,7 +44,7 @@ pub struct NotInTime {
     seen: String,
 }
 
-/// Repeats `probe` until it succeeds. Its errors say what it sees.
+/// Repeats `probe` until it succeeds. Errors of `probe` say what it sees.
 ///
 /// # Errors
 /// After `limit`, with the last error of `probe`.
@@ -61,7 +62,7 @@ pub fn eventually<T, E: Display>(
     }
 }
 
-/// Repeats `see` until its value is `wanted`; gives that value. Panics after [`LIMIT`].
+/// Repeats `see` until its value is `wanted`, and returns that value. Panics after [`LIMIT`].
 #[track_caller]
 pub fn until<T: Debug>(what: &str, mut see: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
     let mut wait = Wait::new(what, LIMIT);

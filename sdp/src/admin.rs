@@ -1,8 +1,8 @@
 //! What people and probes ask: HTTP on a unix socket (status, policy, explain,
 //! drain) and on the metrics address (metrics, health, readiness).
 //!
-//! Both run on one thread with a runtime of its own: a slow reader or a heavy
-//! scrape costs no query anything.
+//! Both run on one thread with a runtime of its own, so that a slow reader or a heavy scrape delays
+//! no query.
 
 use std::{fmt::Display, io, path::PathBuf, sync::Arc, thread};
 
@@ -29,13 +29,13 @@ pub(crate) mod steering;
 
 pub use server::{AdminListeners, MetricsListener, remove_left};
 
-/// Longest body of a request, bytes. Requests are small JSON objects.
+/// Maximum length of a request's body, in bytes. Requests are small JSON objects.
 const LARGEST_BODY: usize = 64 << 10;
 
 /// Why the sockets for people and probes cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// The path is in use: a process serves its socket, or it is not a socket.
+    /// Another process serves the socket at this path, or the file there is not a socket.
     #[error("--admin-socket {path}: another proxy uses it, or it is not a socket; give this proxy a different --name or --admin-socket", path = .0.display())]
     Taken(PathBuf),
     /// The admin socket cannot be created or bound.
@@ -153,7 +153,7 @@ impl AdminState {
     }
 }
 
-/// The answer, or why what it is about does not exist.
+/// The value as JSON, or status 404 with the reason why it does not exist.
 fn json_or_not_found(found: Result<impl Serialize, impl Display>) -> Answer {
     match found {
         Ok(value) => json(&value),

@@ -38,15 +38,15 @@ use crate::{
     steering::{SteeringConfig, SteeringStatus},
 };
 
-/// Most TCP connections of clients.
+/// Maximum number of TCP connections of clients.
 pub(crate) const TCP_CONNECTIONS: usize = 4096;
 /// Threads for TCP and housekeeping. UDP, the link to the agent and the journal have threads of
 /// their own.
 const RUNTIME_THREADS: usize = 2;
 
-/// Longest wait, during a drain, for an agent that answers nothing.
+/// Time limit for an agent that answers nothing during a drain.
 const SILENT: Duration = Duration::from_secs(2);
-/// Longest time for writing the journal and the query log at the end.
+/// Time limit for writing the journal and the query log at the end.
 const CLOSING: Duration = Duration::from_secs(1);
 
 /// Runs until a drain is requested and has ended.
@@ -72,7 +72,7 @@ pub fn run(config: Config, recent_warnings: RecentWarnings) -> anyhow::Result<()
     remove_left_socket(&config);
     let privileges = sandbox(&config).enter()?;
     let admin_listeners = AdminListeners::open(&config, metrics)?;
-    // Opened as the final user, so that the file can also be opened again later.
+    // The log files are opened as the final user, so that they can also be reopened later.
     let logs = open_logs(&config, recent_warnings)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
@@ -186,8 +186,8 @@ fn provide_steering(config: &Config) {
     }
 }
 
-/// Removes the admin socket of a killed proxy that ran as root: the user that this process becomes
-/// may not connect to it, and could not tell whether a proxy still serves it.
+/// Removes the admin socket of a killed proxy that ran as root. After this process has changed its
+/// user, it may not connect to that socket, and could not tell whether a proxy still serves it.
 fn remove_left_socket(config: &Config) {
     if !nix::unistd::Uid::effective().is_root() {
         return;
@@ -332,8 +332,8 @@ fn note_steering(shared: &Shared) {
         SteeringStatus::Unavailable(why) if program.exists() => {
             shared.ready.block(Need::Steering, why.clone());
         }
-        // This counts as missing even without the program, because an agent that starts loads it
-        // and sends rules at once.
+        // A missing slot counts as missing even without the program: an agent that starts loads the
+        // program and sends rules at once.
         SteeringStatus::Waiting(why) => shared.ready.block(Need::Steering, why.clone()),
         SteeringStatus::Joined(_) => {
             shared.ready.unblock(Need::Steering);

@@ -1,6 +1,7 @@
-//! Values under keys that are never valid twice.
+//! A table of values whose keys are never valid twice.
 
-/// Key of one value. The key of a removed value finds nothing, even if another value has its place.
+/// Key of one value. The key of a removed value finds nothing, even if another value has taken its
+/// place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     index: u32,
@@ -23,7 +24,7 @@ impl Key {
     }
 }
 
-/// Slots that are used again.
+/// Values by key. Places of removed values are used again.
 #[derive(Debug)]
 pub(crate) struct Arena<T> {
     slots: Vec<(u32, Option<T>)>,

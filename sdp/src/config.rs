@@ -25,9 +25,9 @@ const AGENT_SOCKET: &str = "/run/holdfast/sdp.sock";
 pub(crate) const ADMIN_DIR: &str = "/run/holdfast/sdp";
 const STATE_DIR: &str = "/var/run/holdfast";
 const CILIUM_STATE_DIR: &str = "/var/run/cilium";
-/// Slots of the steering maps are few: more workers would get none.
+/// Maximum number of workers. The steering maps have few slots, and more workers would get none.
 const MAX_WORKERS: usize = 16;
-/// Few enough that replicas find slots side by side.
+/// Default limit on workers, so small that several replicas find slots at the same time.
 pub(crate) const MOST_WORKERS_BY_DEFAULT: usize = MAX_WORKERS / 4;
 
 /// Everything the proxy needs to know to run.
@@ -50,7 +50,7 @@ pub struct Config {
     pub notes: Vec<String>,
 }
 
-/// Why there is no configuration; all of these end the program with code 2.
+/// Why there is no configuration. Each of these errors ends the program with exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error(transparent)]
@@ -115,7 +115,7 @@ impl Config {
             .collect()
     }
 
-    /// Addresses to bind for metrics, best first; empty if they are off.
+    /// Addresses to bind for metrics, best first; empty if metrics are off.
     pub fn metrics_candidates(&self) -> Vec<SocketAddr> {
         self.flags.metrics_address.candidates()
     }
@@ -126,8 +126,8 @@ pub(crate) fn admin_socket_of(name: &str) -> PathBuf {
     Path::new(ADMIN_DIR).join(format!("{name}.sock"))
 }
 
-/// By default, our agent's socket is tried first; where it does not exist, that costs nothing.
-/// Cilium's key names the port at which Cilium's agent serves.
+/// By default, the socket of our agent is tried first, which costs nothing if it does not exist.
+/// Cilium's key gives the port of Cilium's agent.
 fn agents(flags: &Settings) -> Vec<AgentAddress> {
     if !flags.agent_address.is_empty() {
         return flags.agent_address.clone();
@@ -141,10 +141,10 @@ fn agents(flags: &Settings) -> Vec<AgentAddress> {
     ]
 }
 
-/// NXDOMAIN where our own agent may be the peer: with REFUSED, the search lists of musl and
-/// c-ares stop before a name that policy allows. REFUSED, Cilium's default, where all that is
-/// configured is how to reach Cilium's agent. Configuration decides, not which agent answers, so
-/// that every proxy of a node replies alike at any time.
+/// NXDOMAIN if our own agent may be the peer: with REFUSED, the search lists of musl and c-ares
+/// stop before a name that policy allows. REFUSED, Cilium's default, if the configuration only says
+/// how to reach Cilium's agent. The configuration decides, and not which agent answers, so that all
+/// proxies of a node reply alike at any time.
 fn default_reject(flags: &Settings) -> RejectCode {
     let is_own = |agent| matches!(agent, &AgentAddress::Unix(_));
     let own_agent = match flags.agent_address.as_slice() {

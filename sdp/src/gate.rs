@@ -16,7 +16,8 @@ use arc_swap::ArcSwapOption;
 /// If the snapshots of a Cilium agent have no rules for this long, there are no rules.
 pub(crate) const NO_RULES_AFTER: Duration = Duration::from_secs(15);
 
-/// The composition root sets it, the workers read it. Cheap to clone; all clones share one state.
+/// Whether queries can be answered. The composition root sets it, and the workers read it. Cheap to
+/// clone; all clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<ArcSwapOption<String>>);
 

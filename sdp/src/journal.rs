@@ -1,5 +1,5 @@
-//! The journal: pairs that no agent has made durable, in a file that outlives this process, for any
-//! proxy of the node that finds it.
+//! The journal: a file with the pairs of name and address that no agent has made durable. The file
+//! outlives this process, and any proxy of the node may adopt it.
 //!
 //! ```text
 //!      sink ─── note ──► queue ─► writer's thread ─► own file (locked)
@@ -35,24 +35,24 @@ pub(crate) use self::writer::PAIRS;
 use self::writer::Writer;
 use crate::{mapping::OnRealised, stats::Count};
 
-/// Most notes that wait for the thread. Each endpoint has a share of them.
+/// Maximum number of notes that wait for the writer thread. Each endpoint has a share of it.
 const QUEUE: usize = 65_536;
-/// Most answers that wait for their write, in shares too. Beyond it, answers are released without
-/// waiting.
+/// Maximum number of answers that wait for a write. Each endpoint has a share of it. Further
+/// answers are released without waiting.
 const WAITING: usize = 16_384;
 /// Delay after which entries are written together, unless a caller waits for one.
 const TOGETHER: Duration = Duration::from_millis(20);
 
-/// Hand-over to the thread that writes.
+/// The queue to the writer thread, and the state of the journal.
 #[derive(Debug)]
 pub struct Journal {
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Whether answers may wait for their write.
+    /// Whether answers may wait until their mappings are written.
     works: AtomicBool,
     /// Whether answers wait for a write that is queued or under way.
     pending: AtomicBool,
-    /// When the thread began to wait for the disk; 0: it does not wait.
+    /// When the thread began to wait for the disk; 0 if it does not wait.
     busy_since: AtomicU64,
     closed: AtomicBool,
     shown: Mutex<JournalStatus>,
@@ -64,7 +64,7 @@ struct Queue {
     noted: Quota,
     waiting: Vec<OnRealised>,
     waits: Quota,
-    /// The thread was woken since it last took notes.
+    /// Whether the thread was woken since it last took notes.
     woken: bool,
     closing: bool,
 }
@@ -98,13 +98,13 @@ pub struct JournalStats {
     /// Journals of other processes that this one adopted.
     pub adopted_files: Count,
     pub adopted_pairs: Count,
-    /// Files that ended in half a record.
+    /// Files whose last record was incomplete.
     pub torn: Count,
     /// Files set aside because they made no sense.
     pub damaged: Count,
     /// Writes and other operations on files that failed.
     pub errors: Count,
-    /// Notes not taken because too many waited for the disk.
+    /// Notes dropped because too many waited for the disk.
     pub skipped: Count,
 }
 
@@ -113,7 +113,7 @@ pub struct JournalStats {
 pub struct JournalStatus {
     /// The file, if there is one.
     pub path: Option<String>,
-    /// Why pairs are in memory only, if they are.
+    /// Why the pairs are in memory only; `None` if the file has them.
     pub memory_only: Option<String>,
     /// Pairs that no agent has made durable.
     pub pairs: usize,
@@ -201,7 +201,8 @@ impl Journal {
         if self.closed.load(Ordering::Acquire) {
             return;
         }
-        // A revocation has no holder, so it always has room: a file must not reopen what is closed.
+        // A revocation has no holder and is always queued: a file without it would reopen what is
+        // closed.
         if note
             .holder()
             .is_some_and(|holder| !queue.noted.take(holder, 1))
@@ -230,8 +231,8 @@ impl Journal {
             && (since == 0 || BootTime::from_nanos(since).plus(max_delay) > now)
     }
 
-    /// Has a note written at once, and `done` called after that. Returns `done` if too many answers
-    /// wait.
+    /// Queues a note that is written at once. `done` is called after the write. Returns `done` if
+    /// too many answers wait.
     pub fn note_first(
         &self,
         endpoint: EndpointInstance,
@@ -255,8 +256,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Has `done` called once the notes of [`Self::note_first`] are written. Returns `done` if none
-    /// is waiting, or if too many answers wait.
+    /// Arranges that `done` is called once the notes of [`Self::note_first`] are written. Returns
+    /// `done` if no such note is waiting, or if too many answers wait.
     pub fn wait_behind(
         &self,
         endpoint: EndpointInstance,
@@ -275,8 +276,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes everything and closes the file. A file without records is removed; any other is left
-    /// to the next process that finds it.
+    /// Writes everything and closes the file. A file without records is removed. A file with
+    /// records is left to the next process that finds it.
     pub async fn close(&self) {
         self.queue.lock().closing = true;
         self.wake.notify_one();
@@ -298,14 +299,15 @@ impl Journal {
         &self.stats
     }
 
-    /// From now on a writer calls [`Self::take`] and writes the entries.
+    /// Accepts notes again: the caller is a writer that calls [`Self::take`] and writes the
+    /// entries.
     pub fn attend(&self) {
         self.closed.store(false, Ordering::Release);
         self.works();
     }
 
-    /// Takes the notes, and the callbacks that wait for their write. Call [`Self::written`]
-    /// afterwards.
+    /// Takes the notes, and the callbacks that wait for their write. Call [`Self::written`] after
+    /// the write.
     pub fn take(&self) -> (Vec<Note>, Vec<OnRealised>) {
         let mut queue = self.queue.lock();
         let notes = std::mem::take(&mut queue.notes);

@@ -1,9 +1,9 @@
-//! For which instance of an endpoint its rules in force were made, and whether the present agent
-//! has confirmed them.
+//! Notes for each endpoint with rules in force for which instance the rules were made, and whether
+//! the present agent has confirmed them.
 //!
 //! A Cilium agent that starts sends states without rules until it has regenerated the endpoints,
-//! which takes it seconds or minutes. An endpoint that it has not named yet keeps its rules while
-//! `cilium_lxc` has the instance for which they were made.
+//! which takes it seconds or minutes. An endpoint that the agent has not named yet keeps its rules
+//! while `cilium_lxc` has the instance for which they were made.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,14 +39,15 @@ impl KeptRules {
         self.named.clear();
     }
 
-    /// Another kind of agent has replaced all rules, and decides which of them end.
+    /// Forgets all endpoints: another kind of agent has replaced all rules, and decides which rules
+    /// end.
     pub fn forget(&mut self) {
         self.of.clear();
         self.named.clear();
     }
 
-    /// Takes the endpoints for which a state has rules. Returns those that the state before it in
-    /// this session named and it does not: their rules end.
+    /// Takes the endpoints for which a state has rules. Returns the endpoints that the previous
+    /// state of this session named and this state does not: their rules end.
     pub fn named(&mut self, now: BTreeSet<EndpointId>) -> Vec<EndpointId> {
         let gone: Vec<_> = self.named.difference(&now).copied().collect();
         for id in &gone {
@@ -68,8 +69,8 @@ impl KeptRules {
         }
     }
 
-    /// Compares with the node's endpoints. Returns those whose rules end because the instance is
-    /// gone or is another one.
+    /// Compares with the node's endpoints. Returns the endpoints whose rules end because their
+    /// instance is gone or was replaced.
     pub fn review(&mut self, now: &Instances) -> Vec<EndpointId> {
         let mut lost = Vec::new();
         for (id, noted) in &mut self.of {

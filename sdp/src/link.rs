@@ -44,14 +44,14 @@ pub mod state;
 
 use state::LinkState;
 
-/// An agent that does not answer within this time is not there: connecting to a
-/// stopped process succeeds, so only a first answer counts.
+/// Time limit for an answer. Connecting to a stopped process succeeds, so an agent counts as
+/// present only when it has answered.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// After a native session ended, only its address is tried for this long: an agent
 /// that restarts binds its sockets one after the other.
 const STAY_NATIVE: Duration = Duration::from_secs(30);
 
-/// Everything the link moves data between.
+/// The settings of the link, and the parts of the proxy to which it brings data.
 #[derive(Clone, Debug)]
 pub struct Link {
     /// Addresses of the agent, in the order in which they are tried.
@@ -62,14 +62,14 @@ pub struct Link {
     pub proxy_port: u16,
     /// Directory in which this proxy looks for the agent's files.
     pub state_dir: PathBuf,
-    /// Rules in force, which the link replaces when the agent sends others.
+    /// Rules in force, which the link replaces when the agent sends new ones.
     pub policy: Arc<PolicyHandle>,
     pub sink: Arc<LinkSink>,
     /// Receives a Cilium agent's tables.
     pub maps: Arc<PinnedMaps>,
     /// Query reports for a Cilium agent.
     pub reports: Arc<QueryReports>,
-    /// File with a Cilium agent's rules for a start without it.
+    /// File with a Cilium agent's rules, for a start without the agent.
     pub rules_journal: Arc<RulesJournal>,
     pub state: Arc<LinkState>,
 }
@@ -111,8 +111,8 @@ impl SessionError {
 }
 
 impl Link {
-    /// Keeps the link until `stop`, on a thread of its own: however busy the process is with
-    /// clients, messages of the agent are read, and a silent agent is distinguished from a busy process.
+    /// Keeps the link until `stop`, on a thread of its own: messages of the agent are read however
+    /// busy the process is with clients. So a busy process is not mistaken for a silent agent.
     pub fn start(self, stop: CancellationToken) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -164,7 +164,7 @@ impl Link {
         }
     }
 
-    /// No agent confirms the rules now; the rules in force remain.
+    /// Notes that no agent confirms the rules. The rules in force remain.
     fn end_session(&self) {
         self.maps.set_agent_ready(false);
         self.rules_journal.end_session();
@@ -192,8 +192,8 @@ impl Link {
     }
 }
 
-/// Runs `work`, and ends the process if it panics: without the link each answer would wait its
-/// longest time for an agent that no thread asks. A new process has a link.
+/// Runs `work`, and ends the process if it panics: without the link, each answer would wait for the
+/// agent as long as it may. A new process has a link.
 fn or_abort(work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!(
@@ -209,8 +209,8 @@ async fn connect(address: &AgentAddress) -> Result<Channel, SessionError> {
     connect_with(address, |endpoint| endpoint, ReadNow::default()).await
 }
 
-/// Like [`connect`], with an endpoint that `set` has changed. By `read_now`, another thread makes the
-/// stream look for data on a unix socket at once, without a wake-up by the kernel.
+/// Like [`connect`], with an endpoint that `set` has changed. With `read_now`, another thread can
+/// make the stream look for data on a unix socket at once, without a wake-up by the kernel.
 async fn connect_with(
     address: &AgentAddress,
     set: impl FnOnce(Endpoint) -> Endpoint,
@@ -277,7 +277,7 @@ mod tests {
 
     use super::*;
 
-    /// Set in the process that panics.
+    /// Environment variable of the process that panics.
     const PANICS: &str = "HOLDFAST_TEST_LINK_PANICS";
 
     #[test]

@@ -59,7 +59,7 @@ pub struct ListenConfig {
     pub options: SocketOptions,
     /// Settings of steering. `None`: the kernel's hash selects the socket of a packet.
     pub steering: Option<SteeringConfig>,
-    /// Most TCP connections of clients.
+    /// Maximum number of TCP connections of clients.
     pub tcp_connections: usize,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Unbound {
     workers: Vec<WorkerSockets>,
 }
 
-/// Bound sockets that are not read yet.
+/// Bound sockets that no worker reads yet.
 #[derive(Debug)]
 pub struct Sockets {
     config: ListenConfig,
@@ -97,14 +97,15 @@ pub struct Sockets {
     workers: Vec<WorkerSockets>,
 }
 
-/// Sockets of one worker, each with whether it is for IPv6.
+/// Sockets of one worker. The flag of each tells whether it is for IPv6.
 #[derive(Debug, Default)]
 struct WorkerSockets {
     udp: Vec<(OwnedFd, bool)>,
     tcp: Vec<(Socket, bool)>,
 }
 
-/// Most ports that are tried if the kernel selects the port and another socket already has it.
+/// Maximum number of ports that are tried if the kernel selects the port and another socket already
+/// has it.
 const PORT_TRIES: usize = 16;
 
 impl Unbound {
@@ -132,7 +133,7 @@ impl Unbound {
         })
     }
 
-    /// Binds the sockets: from now on queries wait in them.
+    /// Binds the sockets. From then on, queries wait in them.
     pub(crate) fn bind(self) -> Result<Sockets, ListenError> {
         let mut port = self.config.port;
         for sockets in &self.workers {
@@ -207,7 +208,7 @@ fn failed(address: SocketAddr, error: SocketError) -> ListenError {
 }
 
 impl WorkerSockets {
-    /// Duplicates for the steering maps.
+    /// Duplicates of the sockets, for the steering maps.
     fn duplicate(&self) -> io::Result<MemberSockets> {
         let mut copies = MemberSockets::default();
         for (fd, ipv6) in &self.udp {
@@ -233,9 +234,9 @@ impl WorkerSockets {
 /// Unfinished work after a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Queries dropped in flight because the deadline was over.
+    /// Queries in flight that were dropped at the deadline.
     pub abandoned: u64,
-    /// Client TCP connections cut because the deadline was over.
+    /// TCP connections of clients that were cut at the deadline.
     pub cut: u64,
 }
 
@@ -310,7 +311,8 @@ impl Listeners {
         Ok(running)
     }
 
-    /// The membership of a worker in steering. Its status becomes part of [`Self::steering`].
+    /// Makes a worker a member of the steering group. Its status becomes part of
+    /// [`Self::steering`].
     fn member(
         &mut self,
         steering: &SteeringConfig,
@@ -333,7 +335,7 @@ impl Listeners {
         self.port
     }
 
-    /// State of steering: joined with our slots, or the first problem.
+    /// State of steering: joined with the slots of all workers, or the first problem.
     pub fn steering(&self) -> SteeringStatus {
         let mut slots = Vec::new();
         for status in &self.steering {
@@ -349,7 +351,7 @@ impl Listeners {
         }
     }
 
-    /// For each worker a number that grows while it runs, every five seconds at least.
+    /// For each worker, a number that grows at least every five seconds while the worker runs.
     pub(crate) fn turns(&self) -> Vec<u64> {
         let workers = self.workers.iter();
         workers.map(|worker| worker.control.turns()).collect()
@@ -369,7 +371,7 @@ impl Listeners {
         for worker in &self.workers {
             worker.control.drain();
         }
-        // While a slot has their sockets, the listeners get new connections.
+        // While a slot contains their sockets, the listeners get new connections.
         let all_left = |workers: &[Running]| workers.iter().all(|w| w.control.has_left());
         while !all_left(&self.workers) && Instant::now() < deadline {
             tokio::time::sleep(control::Leaving::POLL_INTERVAL).await;

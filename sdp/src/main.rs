@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Err(error) => return failed(USAGE, &error),
     };
     let recent_warnings = telemetry::init(&config.flags.log);
-    // Read here, because the proxy changes its user later.
+    // The user is read here, because the proxy changes its user later.
     let user = Uid::effective();
     match app::run(config, recent_warnings) {
         Ok(()) => ExitCode::SUCCESS,

@@ -19,8 +19,8 @@ pub type OnRealised = Box<dyn FnOnce(Realised) + Send>;
 pub enum Release {
     /// Send it now: every pair is leased.
     Leased,
-    /// Send it now: the agent is away or hangs, or has too many mappings of this endpoint. The mapping is
-    /// kept, and sent to it later.
+    /// Send it now: the agent is away or hangs, or has too many mappings of this endpoint. The
+    /// mapping is kept, and sent to the agent later.
     AgentAway,
     /// Hold it until the callback is called, or until the response max delay has passed.
     Held,

@@ -1,4 +1,4 @@
-//! Endpoints of clients and identities of servers, from the pinned maps.
+//! Looks up endpoints of clients and identities of servers in the pinned maps.
 //!
 //! Every look-up reads the map, so only the handle can be stale. [`PinnedMaps::refresh`], which the
 //! composition root calls every [`REFRESH`], finds a pin that was replaced, added or removed.
@@ -36,13 +36,15 @@ use self::{
 };
 use crate::resolve::{QueryClient, Resolver};
 
-/// Interval of the refresh: a stale handle is used for at most twice as long.
+/// Interval of the refresh. A stale handle is used for at most twice this time.
 pub const REFRESH: Duration = Duration::from_millis(400);
 
-/// A pin may be missing in this many refreshes in a row (it is being replaced) before its handle is dropped.
+/// Number of refreshes in a row for which a pin may be missing before its handle is dropped: the
+/// pin may be about to be replaced.
 const MISSES: u8 = 2;
 
-/// A map that is being filled is read completely again after this many times the duration of the last read.
+/// A map that is being filled is read completely again after this many times the duration of the
+/// last complete read.
 const READ_SHARE: u32 = 10;
 
 /// The pinned maps, opened again when their pins change.
@@ -60,7 +62,8 @@ pub struct PinnedMaps {
 #[derive(Debug, Default)]
 struct Refreshing {
     settling: Settling,
-    /// When the present map is read completely again, to find the entries that it still lacks.
+    /// Time at which the present map is read completely again, to find the entries that it still
+    /// lacks.
     read_again: Option<Instant>,
 }
 
@@ -88,10 +91,10 @@ pub struct MapsStatus {
     pub ipcache: Option<String>,
     /// Why the ipcache cannot be read; `None` if it can be.
     pub ipcache_problem: Option<String>,
-    /// Whether a Cilium agent's tables serve where a map is missing.
+    /// Whether a Cilium agent's tables are used where a map is missing.
     pub agent_tables: bool,
-    /// Number of entries that the present map or table lacks and that are answered from the
-    /// previous one.
+    /// Number of entries that the present map or table lacks, and for which the previous one is
+    /// used.
     pub former_entries: usize,
 }
 
@@ -106,8 +109,8 @@ pub enum Change {
 impl PinnedMaps {
     /// Opens the maps that are pinned under the BPF root `root`.
     ///
-    /// `dual_stack`: whether the node has both families, which decides the
-    /// number of "world".
+    /// `dual_stack`: whether the node has both families, which decides the number of the identity
+    /// "world".
     pub fn open(root: &Path, dual_stack: bool) -> Self {
         let maps = Self {
             globals: Globals::new(root),
@@ -136,7 +139,7 @@ impl PinnedMaps {
         let same_ipcache = same_map(&before.ipcache, &now.ipcache);
         let same = same_map(&before.lxc, &now.lxc) && same_ipcache;
         if !same_ipcache {
-            // Done before the new map is used, because a query must find one of the two.
+            // This comes before the use of the new map, because a query must find one of the two.
             self.keep_former_prefixes(&before.ipcache, &mut refreshing);
         }
         self.open.store(Arc::new(now));
@@ -144,13 +147,14 @@ impl PinnedMaps {
         if same { Change::Same } else { Change::Reopened }
     }
 
-    /// Keeps the prefixes of `gone`, which is no longer read, or of the tables if it had no map.
+    /// Keeps the prefixes of the map `gone`, which is no longer read; without a map, the prefixes
+    /// of the tables.
     fn keep_former_prefixes(&self, gone: &Pin<Ipcache>, refreshing: &mut Refreshing) {
         let known = match gone.map.as_deref() {
             Some(map) => map.read_whole().inspect_err(|error| {
                 tracing::warn!(%error, "cannot read the replaced map; its entries are lost");
             }),
-            // A ready agent has the entries of its tables in its map, too.
+            // The map of a ready agent also has the entries of its tables.
             None if refreshing.settling.is_ready() => return,
             None => Ok(self.tables.load().as_deref().cloned().unwrap_or_default()),
         };
@@ -166,7 +170,8 @@ impl PinnedMaps {
         self.previous.store(previous);
     }
 
-    /// Removes previous entries that the present source contradicts, and finally all of them.
+    /// Removes previous entries that the present source contradicts. When the agent has settled,
+    /// removes all of them.
     fn release_former(&self, refreshing: &mut Refreshing, at: Instant) {
         let Some(previous) = self.previous.load_full() else {
             return;
@@ -187,7 +192,7 @@ impl PinnedMaps {
             return;
         }
         let began = Instant::now();
-        // A map that cannot be read is read again later: until then both answer.
+        // A map that cannot be read is read again later. Until then both maps are used.
         if let Ok(now) = map.read_whole() {
             let mut left = PreviousTables::clone(&previous);
             left.compare(&now);
@@ -213,7 +218,7 @@ impl PinnedMaps {
         }
     }
 
-    /// Takes prefixes from before this process started: they count where the present map or
+    /// Takes prefixes from before this process started. They are used where the present map or
     /// table has none.
     pub fn add_former(&self, prefixes: impl IntoIterator<Item = (IpNet, IdentityId)>) {
         let mut refreshing = self.refreshing.lock();
@@ -228,8 +233,8 @@ impl PinnedMaps {
         refreshing.read_again = None;
     }
 
-    /// Another agent is about to send tables. If tables are in use, the present ones are kept as
-    /// previous entries.
+    /// Notes that another agent is about to send tables. If tables are in use, their entries are
+    /// kept as previous entries.
     pub fn begin_agent_session(&self) {
         let mut refreshing = self.refreshing.lock();
         let Some(tables) = self.tables.load_full() else {
@@ -247,7 +252,8 @@ impl PinnedMaps {
         refreshing.settling.begin();
     }
 
-    /// Whether an agent that has sent rules is connected: it will soon have sent all its tables.
+    /// Notes whether an agent that has sent rules is connected: it will soon have sent all its
+    /// tables.
     pub fn set_agent_ready(&self, ready: bool) {
         self.refreshing.lock().settling.set_ready(ready);
     }
@@ -356,8 +362,8 @@ impl Resolver for PinnedMaps {
     }
 
     fn server(&self, server: IpAddr) -> IdentityId {
-        // In this order: a replaced map's entries are kept before the new map is used, and removed
-        // last.
+        // The order matters: a replaced map's entries are kept before the new map is used, and
+        // removed last.
         let open = self.open.load();
         let previous = self.previous.load();
         let tables = self.tables.load();

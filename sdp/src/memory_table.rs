@@ -5,13 +5,13 @@ use crate::{app, config, journal, listener, mapping, proxy::ProxyConfig, sink};
 const PAGE: &str = include_str!("../../docs/src/security.md");
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Bytes of a query in flight with its question and its places in the tables, at most.
+/// Maximum bytes of a query in flight, with its question and its places in the tables.
 const IN_FLIGHT: usize = KIB;
-/// Approximate bytes of a pair in each table.
+/// Approximate bytes of a pair in the table of stored pairs, the lease table and the journal.
 const KEPT_PAIR: usize = 250;
 const LEASED_PAIR: usize = 150;
 const JOURNAL_PAIR: usize = 160;
-/// MiB of everything that is no table: rules, code, stacks.
+/// MiB of everything that is not in a table: rules, code, stacks.
 const REST: usize = 64;
 
 fn mib(bytes: usize) -> usize {

@@ -1,9 +1,9 @@
 //! Restrictions of the process once its sockets exist: an ordinary user, few
 //! capabilities, few files, few system calls.
 //!
-//! [`Sandbox::enter`] belongs before the first thread: credentials, capabilities and Landlock are
-//! per thread, and threads inherit them. Sockets that share a port with root's sockets must be
-//! *made* before it, because the kernel compares their creators. They may be bound later.
+//! Call [`Sandbox::enter`] before the first thread starts: credentials, capabilities and Landlock
+//! are per thread, and threads inherit them. Sockets that share a port with root's sockets must be
+//! *made* before the call, because the kernel compares their creators. They may be bound later.
 
 mod calls;
 mod capabilities;
@@ -27,7 +27,7 @@ pub enum RunAs {
 }
 
 impl RunAs {
-    /// Number of the group: the given one, or the present effective one.
+    /// Group id: the given one, or the present effective group.
     pub fn group(self) -> u32 {
         match self {
             Self::Unchanged => Gid::effective().as_raw(),
@@ -91,23 +91,23 @@ pub struct Sandbox {
     /// Directories in which the process makes, writes and removes files. They are made if they are
     /// missing, and given to the user.
     pub writable: Vec<PathBuf>,
-    /// Directories in which the process makes files and appends to them. Only missing ones are made
-    /// and given to the user, because existing ones may belong to others.
+    /// Directories in which the process makes files and appends to them. Only missing directories
+    /// are made and given to the user, because existing ones may belong to others.
     pub appendable: Vec<PathBuf>,
 }
 
 /// Restrictions of the process that are in force, for `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Privileges {
-    /// Number of the effective user.
+    /// Id of the effective user.
     pub uid: u32,
-    /// Number of the effective group.
+    /// Id of the effective group.
     pub gid: u32,
     /// Effective capabilities, by the kernel's names.
     pub capabilities: Vec<String>,
     /// Whether Landlock limits which files can be opened; `None` if no restriction was requested.
     pub files: Option<bool>,
-    /// Whether system calls fail that the process never needs.
+    /// Whether the kernel refuses the system calls that the process never needs.
     pub calls: bool,
     /// Capabilities that only older kernels need: CAP_BPF to open a pinned map (before Linux 5.19),
     /// CAP_NET_ADMIN to mark a socket (before 5.17).
@@ -144,12 +144,12 @@ impl Privileges {
 }
 
 impl Sandbox {
-    /// Restricts the calling thread and those it starts. A process that was
-    /// not started as root keeps its user and gets the other restrictions.
+    /// Restricts the calling thread, and the threads that it starts. A process that was not started
+    /// as root keeps its user and gets the other restrictions.
     pub fn enter(&self) -> Result<Privileges, PrivilegeError> {
         let RunAs::User { uid, gid } = self.user else {
-            // An earlier run may have given them to another user, who could exchange what root
-            // makes in them.
+            // An earlier run may have given the directories to another user, who could exchange
+            // what root makes in them.
             let root = Uid::effective()
                 .is_root()
                 .then(|| (Uid::effective(), Gid::effective()));
@@ -184,7 +184,7 @@ impl Sandbox {
         let missing = self.appendable.iter().filter(|dir| !dir.exists());
         for dir in self.writable.iter().chain(missing) {
             if let Err(error) = directory::prepare(dir, owner) {
-                // The part that needs the directory reports what fails without it.
+                // The part of the proxy that needs the directory reports what fails without it.
                 tracing::warn!(dir = %dir.display(), %error, "cannot prepare the directory");
             }
         }

@@ -34,13 +34,13 @@ pub(crate) use self::{
 };
 use crate::stats::Count;
 
-/// Most lines that wait for the writer.
+/// Maximum number of lines that wait for the writer.
 const QUEUE: usize = 8192;
-/// Most lines written with one call.
+/// Maximum number of lines that are written with one call.
 const BATCH: usize = 128;
 /// How often the writer checks for dropped lines while it receives none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long closing waits for a writer that is blocked by a pipe without a reader.
+/// Time for which closing waits for a writer that is blocked by a pipe without a reader.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Selection of queries, and destination of the lines.
@@ -64,7 +64,7 @@ pub struct QueryLogStats {
     pub lines: Count,
     /// Lines lost: the queue was full, or the write failed.
     pub dropped: Count,
-    /// Writes, and openings after the first, that failed.
+    /// Failed writes, and failed attempts to open the output again.
     pub errors: Count,
 }
 
@@ -75,7 +75,7 @@ pub struct QueryLogStatus {
     pub which: String,
     /// `stdout`, `stderr` or a path.
     pub target: String,
-    /// One query in this many.
+    /// The log has one query in this many.
     pub one_in: u32,
     /// Lines written since the process started.
     pub lines: u64,
@@ -89,7 +89,8 @@ pub struct QueryLogStatus {
 #[derive(Debug)]
 pub struct QueryLog {
     config: QueryLogConfig,
-    /// Lines that were dropped because the queue was full, and that the log does not mention yet.
+    /// Number of lines that were dropped because the queue was full, and that the log does not
+    /// mention yet.
     dropped: Arc<AtomicU64>,
     queue: SyncSender<Message>,
     closing: Arc<AtomicBool>,
@@ -106,7 +107,7 @@ enum Message {
 
 impl QueryLog {
     /// Opens the output and starts the thread. If a file cannot be opened, the writer tries again
-    /// with each write; lines until then are lost.
+    /// with each write. Lines are lost until that succeeds.
     pub fn open(config: &QueryLogConfig, stats: &QueryLogStats) -> io::Result<Self> {
         let output = Output::new(config.target.clone());
         Self::start(config, stats, output, QUEUE)
@@ -154,8 +155,9 @@ impl QueryLog {
         Ok(log)
     }
 
-    /// Whether to log a query of this verdict. Called once per query. The sample is random because
-    /// queries come in pairs (A and AAAA): every other query would always be of the same type.
+    /// Whether to log a query with this verdict. Call this once per query. The sample is random
+    /// because queries come in pairs (A and AAAA), and every other query would always be of the
+    /// same type.
     pub fn takes(&self, allowed: bool) -> bool {
         let wanted = match self.config.which {
             Which::All => true,
@@ -166,7 +168,7 @@ impl QueryLog {
         wanted && (one_in == 1 || rand::rng().random_ratio(1, one_in))
     }
 
-    /// Queues an entry for the writer, unless too many wait already.
+    /// Queues an entry for the writer, unless too many entries already wait.
     pub fn submit(&self, entry: Box<Entry>) {
         let sent = self.queue.try_send(Message::Line(entry));
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = sent {
@@ -186,7 +188,8 @@ impl QueryLog {
         }
     }
 
-    /// Writes the waiting lines and ends the thread. A blocked thread runs until the process ends.
+    /// Writes the waiting lines and ends the thread. If the thread is blocked, it runs until the
+    /// process ends.
     pub async fn close(&self) {
         self.closing.store(true, Ordering::Release);
         // If the queue is full, the writer is awake and checks the flag next.
@@ -247,7 +250,7 @@ impl Writer {
         }
     }
 
-    /// Handles a message. Returns whether it was the last.
+    /// Handles a message. Returns whether it was the last one.
     fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Line(entry) => {

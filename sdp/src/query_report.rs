@@ -15,11 +15,12 @@ use tokio::sync::Notify;
 
 use crate::stats::Count;
 
-/// Most reports that wait. More are dropped and counted.
+/// Maximum number of waiting reports. Further reports are dropped and counted.
 const QUEUE: usize = 4096;
 
-/// Most reports made for each call of [`QueryReports::allow_more`], and most at once after a pause.
-/// Each report costs this process and the agent about 15 µs of CPU time, as much as two answers.
+/// Maximum number of reports that each call of [`QueryReports::allow_more`] allows, and maximum
+/// number at once after a pause. Each report costs this process and the agent about 15 µs of CPU
+/// time, as much as two answers.
 const ALLOWED: u32 = 100;
 const ALLOWED_AT_ONCE: u32 = 4096;
 
@@ -50,7 +51,7 @@ pub struct QueryReport {
 pub struct Times {
     /// Time that the proxy itself needed, without waiting.
     pub processing: Duration,
-    /// The part of it for the policy check.
+    /// The part of `processing` for the policy check.
     pub policy_check: Duration,
     /// Time for which the query waited for its server.
     pub upstream: Duration,
@@ -61,7 +62,7 @@ pub struct Times {
 pub enum Event {
     /// A query came and was judged.
     Query,
-    /// A query that was allowed has no answer.
+    /// An allowed query gets no answer.
     Failed(Failure),
     /// An answer with this content goes to the client.
     Answer(Content),
@@ -88,13 +89,13 @@ pub enum Failure {
 pub struct Content {
     /// Response code of the answer, such as 3 for NXDOMAIN.
     pub rcode: u8,
-    /// Addresses of the name; none unless the code is 0.
+    /// Addresses of the name; empty unless the response code is 0.
     pub addresses: Vec<IpAddr>,
-    /// Least TTL of addresses and aliases, seconds; 0 without any.
+    /// Minimum of the TTLs of addresses and aliases, seconds; 0 if there are none.
     pub ttl: u32,
     /// Targets of aliases, in order.
     pub cnames: Vec<String>,
-    /// Types of the answer section's records.
+    /// Types of the records in the answer section.
     pub types: Vec<u16>,
 }
 
@@ -118,8 +119,8 @@ pub struct QueryReports {
 }
 
 impl QueryReports {
-    /// Whether there is a receiver and one more report may be made. A report that is not allowed is
-    /// counted.
+    /// Whether there is a receiver and one more report may be made. If it may not be made, it is
+    /// counted as dropped.
     pub fn is_wanted(&self) -> bool {
         if !self.has_receiver() {
             return false;
@@ -157,7 +158,7 @@ impl QueryReports {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// Allows some more reports. Call every `ALLOW_EVERY`.
+    /// Allows some more reports. Call this every `ALLOW_EVERY`.
     pub fn allow_more(&self) {
         let relaxed = Ordering::Relaxed;
         let more = |left: u32| Some(left.saturating_add(ALLOWED).min(ALLOWED_AT_ONCE));

@@ -1,4 +1,4 @@
-//! Readiness as named things that are still missing.
+//! Readiness as a list of named requirements that are not met yet.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -34,12 +34,12 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Says that `need` is missing.
+    /// Notes that `need` is missing.
     pub fn block(&self, need: Need, reason: impl Into<String>) {
         self.missing.lock().insert(need, reason.into());
     }
 
-    /// Says that `need` is met.
+    /// Notes that `need` is met.
     pub fn unblock(&self, need: Need) {
         self.missing.lock().remove(&need);
     }

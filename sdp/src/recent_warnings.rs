@@ -14,7 +14,8 @@ use tracing::{
 };
 use tracing_subscriber::layer::{Context, Layer};
 
-/// Most different warnings that are stored. The one that was not seen for longest makes room.
+/// Maximum number of different warnings that are stored. Above it, the warning that was not seen
+/// for longest is dropped.
 const MOST: usize = 16;
 /// Length at which the text of a warning is cut, bytes.
 const MAX_LENGTH: usize = 400;
@@ -37,11 +38,11 @@ pub struct RecentWarning {
     pub last: String,
 }
 
-/// A layer of the log that keeps recent warnings. Clones share them.
+/// A layer of the log that keeps recent warnings. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct RecentWarnings(Arc<Mutex<Vec<Seen>>>);
 
-/// A warning or error; times in nanoseconds of Unix time.
+/// A warning or error. Its times are in nanoseconds of Unix time.
 #[derive(Debug)]
 struct Seen {
     level: Level,
@@ -68,7 +69,7 @@ impl RecentWarnings {
             .collect()
     }
 
-    /// Removes the warnings whose text begins with `beginning`: their cause is gone.
+    /// Removes the warnings whose text begins with `beginning`, because their cause is gone.
     pub fn forget(&self, beginning: &str) {
         self.0
             .lock()

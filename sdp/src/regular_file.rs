@@ -1,4 +1,4 @@
-//! Opens files in directories where other processes may put something else in their place.
+//! Opens files in directories where other processes may replace them.
 
 use std::{
     fs::{File, OpenOptions},
@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 
-/// Opens a regular file. It does not wait for the other end of a pipe. A user who may write to the
-/// directory cannot redirect it with a symbolic link: links are not followed. Errors name the path.
+/// Opens a regular file, and does not wait for the other end of a pipe. Links are not followed, so
+/// that a user who may write to the directory cannot redirect it. Errors name the path.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let failed = |error: io::Error| match error.raw_os_error() {
         Some(libc::ELOOP) => refused(path, "a symbolic link"),

@@ -59,7 +59,7 @@ impl LookupCache {
 }
 
 fn once<T: Copy>(known: &mut Vec<(IpAddr, T)>, ip: IpAddr, look: impl FnOnce() -> T) -> T {
-    // Newest first: neighbours in a batch often are of one pod.
+    // The newest come first: neighbours in a batch are often of one pod.
     if let Some((_, found)) = known.iter().rev().find(|(of, _)| *of == ip) {
         return *found;
     }
@@ -68,13 +68,14 @@ fn once<T: Copy>(known: &mut Vec<(IpAddr, T)>, ip: IpAddr, look: impl FnOnce() -
     found
 }
 
-/// Turns addresses into endpoints and identities. Called on every query, from
-/// every worker: must not block.
+/// Turns addresses into endpoints and identities. Every worker calls it for every query, so it must
+/// not block.
 pub trait Resolver: Send + Sync + 'static {
     /// The endpoint that has the address `client`.
     fn client(&self, client: IpAddr) -> QueryClient;
 
-    /// Identity of the server at `server`; without an entry, the world identity of its family.
+    /// Identity of the server at `server`. Without an entry, this is the world identity of its
+    /// family.
     fn server(&self, server: IpAddr) -> IdentityId;
 }
 

@@ -1,8 +1,8 @@
-//! Rules to start with: the endpoints' files, as far as `cilium_lxc` confirms them.
+//! Rules for the start: from the endpoints' files, if `cilium_lxc` confirms them.
 //!
 //! A file is used only if the map has one of its addresses with the same endpoint number, interface
-//! and identity, and none of them with others: numbers are reused. A file that cannot be read costs
-//! only its own endpoint.
+//! and identity, and none of its addresses with different ones, because numbers are reused. A file
+//! that cannot be read affects only its own endpoint.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use file::{EndpointFile, FileError};
 
 /// Name of each endpoint's file.
 pub(crate) const FILE_NAME: &str = "ep_config.json";
-/// Most bytes of a file that are read. Only a small part of them is used.
+/// Maximum bytes of a file that are read. Only a small part of them is used.
 pub(crate) const LARGEST: u64 = 64 << 20;
 
 /// The rules and endpoints on disk.
@@ -37,7 +37,7 @@ pub struct Restored {
     pub rules: Vec<RulesOf>,
     /// Files that were not used, and why.
     pub skipped: Vec<Skipped>,
-    /// When the files that can be used were written, those without rules among them.
+    /// Times at which the usable files were written, including files without rules.
     pub written: BTreeMap<EndpointId, SystemTime>,
     /// Rows of the files that were passed over.
     pub rows: SkippedRows,
@@ -48,7 +48,7 @@ pub struct Restored {
 pub struct Skipped {
     pub path: PathBuf,
     pub reason: String,
-    /// Whether the file is damaged. Otherwise its endpoint is gone.
+    /// Whether the file is damaged. If it is not, its endpoint is gone.
     pub damaged: bool,
 }
 
@@ -74,7 +74,8 @@ enum SkipReason {
     },
 }
 
-/// Reads every endpoint's file below `<state_dir>/state`. `lxc` looks an address up in `cilium_lxc`.
+/// Reads every endpoint's file below `<state_dir>/state`. `lxc` looks up an address in
+/// `cilium_lxc`.
 pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Restored {
     let boot_id = shared_maps::user::boot_id().unwrap_or_default();
     let state = state_dir.join("state");
@@ -96,7 +97,8 @@ pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Resto
     };
     let mut restored = Restored::default();
     for (id, candidates) in directories {
-        // The finished directory comes first. Those of an interrupted build count only without it.
+        // The finished directory comes first. Directories of an interrupted build are used only
+        // without it.
         for directory in candidates {
             let path = directory.join(FILE_NAME);
             match read(&path, id, &boot_id, &lxc) {
@@ -116,7 +118,7 @@ pub fn load(state_dir: &Path, lxc: impl Fn(IpAddr) -> Option<LxcValue>) -> Resto
     restored
 }
 
-/// Directories of endpoints by number, in the order in which they count.
+/// Directories of the endpoints by number, each list in order of preference.
 pub(crate) fn directories(state: &Path) -> io::Result<BTreeMap<u16, Vec<PathBuf>>> {
     let mut found: BTreeMap<u16, Vec<PathBuf>> = BTreeMap::new();
     for entry in fs::read_dir(state)? {

@@ -1,11 +1,11 @@
 //! The last rules from a Cilium agent, in a file for a proxy that starts while no agent is there.
 //!
-//! Cilium writes `ep_config.json` at the next DNS answer, so that the file can be older than the
+//! Cilium writes `ep_config.json` only at the next DNS answer, so the file can be older than the
 //! policy. The rules from the live stream are newer than such a file until the stream ends. The
 //! modification time of the journal's file shows that moment, because a proxy with a stream keeps
-//! it at "now". A file that the agent wrote after that is newer.
+//! it at the present time. A file that the agent wrote later is newer.
 //!
-//! All proxies of a node share one file: their streams have the same content.
+//! All proxies of a node share one file, because their streams have the same content.
 
 mod image;
 
@@ -29,9 +29,9 @@ use crate::{journal::directory, kept_rules::KeptRules, maps::instances::Instance
 
 /// Name of the file in the journal's directory.
 pub(crate) const FILE_NAME: &str = "cilium-rules";
-/// Larger files are neither written nor read, bytes.
+/// Maximum length of a file, in bytes. A longer file is neither written nor read.
 const LARGEST: usize = 64 << 20;
-/// Most prefixes of servers that are written.
+/// Maximum number of server prefixes that are written.
 pub(crate) const MOST_PREFIXES: usize = 16_384;
 /// How often the file's time is set while the stream lives.
 const TOUCHED_EVERY: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ pub struct Entry {
 pub struct Content {
     /// Rules of each endpoint, with their instance.
     pub entries: BTreeMap<EndpointId, Entry>,
-    /// Prefixes of the servers in them.
+    /// Prefixes of the servers in these rules.
     pub prefixes: BTreeMap<IpNet, IdentityId>,
 }
 
@@ -60,11 +60,11 @@ pub struct RulesJournalStatus {
     pub path: Option<String>,
     /// Number of endpoints with rules in the file.
     pub endpoints: usize,
-    /// Why the file is not written, if it is not.
+    /// Why the file is not written; `None` if it is.
     pub problem: Option<String>,
 }
 
-/// Hand-over to the thread that writes the file.
+/// The hand-over to the thread that writes the file.
 #[derive(Debug, Default)]
 pub struct RulesJournal {
     state: Mutex<State>,
@@ -74,13 +74,13 @@ pub struct RulesJournal {
 struct State {
     paths: Option<JournalPaths>,
     content: Content,
-    /// The content is not in the file yet.
+    /// Whether the file lacks the present content.
     dirty: bool,
-    /// There is a file of this boot, whose time can be set.
+    /// Whether there is a file of this boot, whose time can be set.
     stored: bool,
-    /// A thread writes the file.
+    /// Whether a thread writes the file.
     busy: bool,
-    /// The stream is open, and its rules are those of the content.
+    /// Whether the stream is open and has sent the rules of the content.
     live: bool,
     touched: Option<Instant>,
     problem: Option<String>,
@@ -138,14 +138,14 @@ impl RulesJournal {
         Ok(content.map(|content| (content, until)))
     }
 
-    /// Adopted content stays in the file until the agent sends newer rules.
+    /// Takes the content of the file, which stays there until the agent sends newer rules.
     pub fn adopt(&self, content: Content) {
         let mut state = self.state.lock();
         state.content = content;
         state.stored = true;
     }
 
-    /// Records the rules of a state. Endpoints that `kept` does not have are not kept here either.
+    /// Records the rules of a state. Endpoints that are not in `kept` are removed here, too.
     pub fn note(&self, said: &[RulesOf], kept: &KeptRules, prefixes: BTreeMap<IpNet, IdentityId>) {
         let mut state = self.state.lock();
         let before = state.content.clone();
@@ -163,25 +163,25 @@ impl RulesJournal {
         if kept.unconfirmed() == 0 {
             state.content.prefixes.clear();
         }
-        // Rules that the agent has not sent yet may name servers whose prefixes it has not sent
-        // either.
+        // Earlier prefixes stay, because rules that the agent has not sent yet may name their
+        // servers.
         state.content.prefixes.extend(prefixes);
         state.dirty |= state.content != before;
         state.live = !said.is_empty();
     }
 
-    /// The session is over: from now on a file of the agent may be newer.
+    /// Notes that the session is over: from now on, a file of the agent may be newer.
     pub fn end_session(&self) {
         self.state.lock().live = false;
     }
 
-    /// The next work, if there is any. [`Self::done`] is called after it.
+    /// The next work, if there is any. Call [`Self::done`] after it.
     pub fn work(&self, now: Instant) -> Option<Work> {
         let mut state = self.state.lock();
         let due = state
             .touched
             .is_none_or(|at| now.saturating_duration_since(at) >= TOUCHED_EVERY);
-        // A failed write is tried again only as often as the time is written.
+        // A failed write is tried again only as often as the time of the file is set.
         let write = state.dirty && (due || state.problem.is_none());
         let touch = state.live && state.stored && !state.dirty && due;
         if state.busy || !(write || touch) {
@@ -197,7 +197,7 @@ impl RulesJournal {
         Some(work)
     }
 
-    /// Writes the file on another thread, and blocks until that is done, `longest` at most.
+    /// Writes the file on another thread, and waits at most `longest` for it.
     pub fn write_now(self: &Arc<Self>, longest: Duration) {
         let Some(work) = self.work(Instant::now()) else {
             return;
@@ -212,7 +212,7 @@ impl RulesJournal {
         let _ = wait.recv_timeout(longest);
     }
 
-    /// Notes how the work went.
+    /// Notes the outcome of the work.
     pub fn done(&self, work: &Work, outcome: Result<(), ImageError>) {
         let mut state = self.state.lock();
         state.busy = false;
@@ -241,7 +241,7 @@ impl RulesJournal {
 }
 
 impl Work {
-    /// Writes the file whole, or sets its time.
+    /// Writes the whole file, or only sets its time.
     pub fn run(&self) -> Result<(), ImageError> {
         let JournalPaths {
             path,
@@ -263,7 +263,8 @@ impl Work {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         let mut file = regular_file::open(temporary, &mut options)?;
-        // Not synced: after a crash of the machine, a file of the earlier boot is not used anyway.
+        // The file is not synced: after a crash of the machine, a file of the earlier boot is not
+        // used anyway.
         let written = file
             .write_all(&bytes)
             .and_then(|()| fs::rename(temporary, path));

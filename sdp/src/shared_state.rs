@@ -1,4 +1,4 @@
-//! The state of the process that its parts, the admin socket and the metrics read.
+//! The state of the process, which its parts, the admin socket and the metrics read.
 
 use std::{sync::Arc, time::Instant};
 
@@ -42,7 +42,7 @@ pub struct Shared {
     pub manager: ServiceManager,
     /// Counters of the main path.
     pub stats: Stats,
-    /// Endpoints' files that were not used.
+    /// Endpoints' files that were not used at the start.
     pub skipped_files: Mutex<Vec<Skipped>>,
     /// Source address of forwarded queries.
     pub transparent: Transparent,
@@ -63,7 +63,7 @@ pub struct AgentExchange {
     pub sink: Arc<LinkSink>,
     /// File of the mappings that no agent has made durable.
     pub journal: Arc<Journal>,
-    /// Reports of queries, which only an agent of Cilium receives.
+    /// Reports of queries, which only a Cilium agent receives.
     pub reports: Arc<QueryReports>,
     /// File of a Cilium agent's rules, for a start without the agent.
     pub rules_journal: Arc<RulesJournal>,
@@ -81,7 +81,7 @@ pub struct Logs {
     pub query_stats: QueryLogStats,
 }
 
-/// Connections of the sockets for people and probes.
+/// Counters of the connections to the sockets for people and probes.
 #[derive(Clone, Debug, Default)]
 pub struct Connections {
     pub admin: ConnectionCounts,
@@ -89,7 +89,7 @@ pub struct Connections {
 }
 
 impl Shared {
-    /// State of a proxy that does not run.
+    /// State of a proxy that is not running.
     pub(crate) fn idle(config: Config) -> Self {
         Self::new(
             config,

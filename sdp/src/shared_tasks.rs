@@ -1,5 +1,5 @@
-//! Tasks that any thread may poll: their owner, which is the link's thread, or a thread that woke
-//! them.
+//! Tasks that any thread may poll: their owner, which is the link's thread, or a thread that woke a
+//! task.
 //!
 //! A worker that learned an address sends it to the agent itself. Waking the link's thread
 //! takes longer than sending.
@@ -20,14 +20,14 @@ use std::{
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-/// How many times one call looks for woken tasks. Sending a message takes four. The owner polls the
-/// rest, so that a worker is not kept from its queries.
+/// Number of times that one call looks for woken tasks. Sending a message takes four. The owner
+/// polls the rest, so that a worker is not kept from its queries.
 const PASSES: usize = 16;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 thread_local! {
-    /// This thread calls [`SharedTasks::poll_woken`] before it waits for anything.
+    /// Whether this thread calls [`SharedTasks::poll_woken`] before it waits for anything.
     static POLLS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn this_thread_polls() {
     POLLS.set(true);
 }
 
-/// The tasks. Clones share them.
+/// A set of tasks. All clones share one state.
 #[derive(Clone)]
 pub struct SharedTasks {
     shared: Arc<Shared>,
@@ -62,7 +62,7 @@ struct Task {
     waker: Waker,
 }
 
-/// Whether some task is to be polled, and the waker of the owner.
+/// Whether any task must be polled, and the waker of the owner.
 #[derive(Default)]
 struct Signal {
     woken: AtomicBool,
@@ -84,7 +84,7 @@ impl Signal {
     }
 }
 
-/// Whether one task is to be polled.
+/// Whether one task must be polled.
 struct Flag {
     woken: AtomicBool,
     signal: Arc<Signal>,
@@ -102,7 +102,7 @@ impl Wake for Flag {
 }
 
 impl SharedTasks {
-    /// No tasks yet. Timers and sockets of tasks belong to the runtime of the caller.
+    /// A set without tasks. Timers and sockets of its tasks belong to the runtime of the caller.
     pub fn new() -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -114,7 +114,7 @@ impl SharedTasks {
         }
     }
 
-    /// Adds a task. Of several that are woken, the oldest is polled first.
+    /// Adds a task. If several tasks are woken, the oldest is polled first.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.push(Box::pin(work));
     }
@@ -128,7 +128,7 @@ impl SharedTasks {
         }
     }
 
-    /// Polls tasks whenever they are woken and no other thread does it.
+    /// Polls tasks whenever they are woken and no other thread polls them.
     pub async fn run(&self) -> Infallible {
         poll_fn(|context| {
             *self.shared.signal.owner.lock() = Some(context.waker().clone());
@@ -138,8 +138,8 @@ impl SharedTasks {
         .await
     }
 
-    /// Polls the tasks that were woken, unless another thread is already polling tasks: it then
-    /// polls these too.
+    /// Polls the tasks that were woken. If another thread is already polling tasks, that thread
+    /// polls these tasks, too.
     pub fn poll_woken(&self) {
         let signal = &self.shared.signal;
         let mut passes = 0;
@@ -179,7 +179,7 @@ impl SharedTasks {
         }));
     }
 
-    /// Drops all tasks, and those that are spawned later.
+    /// Drops all tasks, and all tasks that are spawned later.
     pub fn close(&self) {
         let spawned = {
             let mut spawned = self.shared.spawned.lock();
@@ -252,7 +252,7 @@ mod tests {
         Builder::new_current_thread().enable_all().build().unwrap()
     }
 
-    /// A task that passes on what it is sent, with the name of the thread that polled it.
+    /// A task that passes on each number, with the name of the thread that polled it.
     fn echo(tasks: &SharedTasks) -> (queue::Sender<u32>, mpsc::Receiver<(u32, String)>) {
         let (give, mut taken) = queue::channel(16);
         let (out, said) = mpsc::channel();
@@ -343,7 +343,7 @@ mod tests {
             let tasks = tasks.clone();
             let (give, mut taken) = queue::channel(1);
             let (out, echoed) = mpsc::channel();
-            // Two tasks for each number, as in the link: one wakes the other.
+            // There are two tasks for each number, as in the link: one wakes the other.
             let (pass, mut passed) = queue::channel(1);
             tasks.spawn(async move {
                 while let Some(number) = taken.recv().await {
@@ -438,7 +438,7 @@ mod tests {
                 out.send(bytes[..length].to_vec()).unwrap();
             }
         });
-        // Nothing runs the runtime from here on.
+        // From here on, no thread runs the runtime.
         this_thread_polls();
         tasks.poll_woken();
         for message in [b"first", b"later"] {
@@ -452,7 +452,7 @@ mod tests {
             tasks.poll_woken();
             assert_eq!(received.try_recv().unwrap(), message);
         }
-        // The runtime reads what comes without a request.
+        // The runtime reads later data without a request.
         peer.write_all(b"last").unwrap();
         drop(peer);
         runtime.block_on(async {

@@ -1,5 +1,5 @@
-//! The mapping sink of a standalone proxy: decides at once whether an answer
-//! may go, and keeps what has to reach the agent.
+//! The mapping sink of a standalone proxy. It decides at once whether an answer may be released,
+//! and keeps what has to reach the agent.
 //!
 //! ```text
 //!  proxy ─ learn ─► kept (until durable) + leases ──► Leased │ AgentAway │ Held
@@ -43,25 +43,26 @@ use crate::{
     shared_tasks::SharedTasks,
 };
 
-/// How often a process that is leaving looks for answers.
+/// How often a process that is leaving checks for the agent's results.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The sink that sends mappings to the agent over the link.
 pub struct LinkSink {
     state: Mutex<State>,
     journal: Arc<Journal>,
-    /// Changed under the lock of `state`, before the change is sent.
+    /// Changes when a lease changes, under the lock of `state` and before the link sends anything.
     leases_version: AtomicU64,
     work: Notify,
-    /// The tasks of the link that move mappings, and its socket, if any thread may poll them.
+    /// The tasks of the link that send and receive mappings, and its socket. `None` if only the
+    /// link may poll them.
     link: ArcSwapOption<(SharedTasks, ReadNow)>,
     stats: SinkStats,
     max_delay: Duration,
 }
 
 impl LinkSink {
-    /// `min_ttl`: floor of TTLs in seconds until an agent sends its own;
-    /// `max_delay`: how long an answer is held at most.
+    /// `min_ttl`: minimum of TTLs in seconds until an agent sends its own minimum; `max_delay`:
+    /// maximum time for which an answer is held.
     pub fn new(min_ttl: u32, max_delay: Duration) -> Self {
         Self::with_journal(min_ttl, max_delay, Arc::default())
     }
@@ -79,7 +80,7 @@ impl LinkSink {
         }
     }
 
-    /// Sets the effect of acknowledgements of an agent without leases.
+    /// Sets the effect of acknowledgements by an agent without leases.
     #[must_use]
     pub fn with_acknowledgements(self, count: Acknowledgements) -> Self {
         self.state.lock().agent.acknowledgements = count;
@@ -102,8 +103,8 @@ impl LinkSink {
         }
     }
 
-    /// A stream to an agent is up. If the agent's epoch is new, all stored pairs are sent again.
-    /// Otherwise only the pairs that it has not made durable are sent again.
+    /// Notes that a stream to an agent is open. If the agent's epoch is new, all stored pairs are
+    /// sent again. Otherwise only the pairs that the agent has not made durable are sent again.
     pub fn agent_up(&self, epoch: Epoch, min_ttl: Option<u32>) {
         let mut state = self.state.lock();
         state.agent_up(epoch, min_ttl);
@@ -112,8 +113,8 @@ impl LinkSink {
         self.work.notify_one();
     }
 
-    /// The stream is gone: held answers are released, leases are void (no
-    /// revocation could reach us).
+    /// Notes that the stream ended. Held answers are released. Leases are void, because no
+    /// revocation could reach this proxy.
     pub fn agent_down(&self) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
@@ -123,7 +124,7 @@ impl LinkSink {
         call(calls);
     }
 
-    /// Rules of this revision are in force: older leases do not count any more.
+    /// Notes that rules of this revision are in force, so that older leases do not count any more.
     pub fn rules_applied(&self, epoch: Epoch, revision: u64) {
         let mut state = self.state.lock();
         state.agent.rules = Some((epoch, revision));
@@ -141,8 +142,8 @@ impl LinkSink {
         self.work.notified().await;
     }
 
-    /// The tasks that [`Self::has_work`] wakes, and the socket that they read:
-    /// [`MappingSink::push`] and [`MappingSink::exchange`] poll them from now on.
+    /// Sets the tasks that [`Self::has_work`] wakes, and the socket that they read. From then on,
+    /// [`MappingSink::push`] and [`MappingSink::exchange`] poll them.
     pub fn share_tasks(&self, link: Option<(SharedTasks, ReadNow)>) {
         self.link.store(link.map(Arc::new));
     }
@@ -171,8 +172,8 @@ impl LinkSink {
         batch
     }
 
-    /// The link has just read all that the agent had sent, and waits for more. If a result is late
-    /// by then, the agent is the cause. Call often while [`Self::is_waiting`].
+    /// Notes that the link has just read all that the agent had sent, and waits for more. If a
+    /// result is late by then, the agent is the cause. Call this often while [`Self::is_waiting`].
     pub fn read_all(&self, now: BootTime) {
         self.state.lock().lateness.read_at = now;
     }
@@ -182,7 +183,7 @@ impl LinkSink {
         self.state.lock().sent.has_held()
     }
 
-    /// The agent's results: for each sequence one when it is realised or
+    /// Takes the agent's results: for each sequence number one when the mapping is realised or
     /// refused, and perhaps another one when it is durable.
     pub fn results(&self, results: Vec<MappingResult>) {
         let mut calls = Calls::new();
@@ -210,17 +211,18 @@ impl LinkSink {
         }
     }
 
-    /// The agent will send no result for a mapping. This does not count as a sign of life.
+    /// Notes that the agent will send no result for a mapping. This does not count as a sign of
+    /// life.
     pub fn no_result(&self, sequence: u64) {
         if self.state.lock().no_result(sequence) {
             self.stats.refused.add(1);
         }
     }
 
-    /// Takes leases back, forgets the pairs, and queues the acknowledgement.
+    /// Ends leases, forgets the pairs, and queues the acknowledgement.
     ///
-    /// Mappings that were learned earlier are not sent any more, because they would reopen what the
-    /// agent closes. Those of held answers are still sent, because their clients wait.
+    /// Mappings that were learned earlier are no longer sent, because they would reopen what the
+    /// agent closes. Mappings of held answers are still sent, because their clients wait.
     pub fn revoke(&self, id: u64, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let mut state = self.state.lock();
         state.revoke(name, addresses);
@@ -231,7 +233,7 @@ impl LinkSink {
         self.work.notify_one();
     }
 
-    /// Housekeeping; call about once a second.
+    /// Does housekeeping. Call it about once a second.
     pub fn tick(&self, now: BootTime) {
         let mut calls = Calls::new();
         let mut state = self.state.lock();
@@ -245,7 +247,8 @@ impl LinkSink {
         self.work.notify_one();
     }
 
-    /// Adopts the mappings of another proxy's journal; this proxy's own journal has them already.
+    /// Adopts the mappings of another proxy's journal, which are already in this proxy's own
+    /// journal.
     pub fn adopt(&self, written: &[Written]) {
         let mut state = self.state.lock();
         for (mapping, lasts) in written {
@@ -256,8 +259,8 @@ impl LinkSink {
     }
 
     /// For a process that is leaving: from now on no mapping is delayed to be sent together with
-    /// others. Ends when the agent has answered everything, is away, hangs, or has answered nothing
-    /// for `silent`. Returns how many mappings it left unanswered.
+    /// others. Returns when the agent has answered everything, is away, hangs, or has answered
+    /// nothing for `silent`. Returns the number of mappings without an answer.
     pub async fn finish(&self, silent: Duration) -> usize {
         self.state.lock().flushing = true;
         self.work.notify_one();
@@ -276,7 +279,7 @@ impl LinkSink {
         left
     }
 
-    /// A lease has changed, or something that decides whether it counts.
+    /// Notes that a lease changed, or something that decides whether it counts.
     fn leases_changed(&self) {
         self.leases_version.fetch_add(1, Ordering::Release);
     }
@@ -287,7 +290,7 @@ impl LinkSink {
 }
 
 impl LinkSink {
-    /// [`MappingSink::learn`] at a given instant.
+    /// Like [`MappingSink::learn`], at a given instant.
     pub fn learn_at(&self, mapping: Mapping, on_realised: OnRealised, now: BootTime) -> Release {
         self.take((mapping, None), on_realised, now)
     }
@@ -306,8 +309,8 @@ impl LinkSink {
             max_delay: self.max_delay,
         };
         let (release, counter) = state.learn(learned, on_realised, at, &self.stats);
-        // A mapping without a waiting answer is sent when the sender looks next: waking it
-        // for each leased answer would cost more than the answer.
+        // A mapping without a waiting answer is sent when the sender looks next, because waking the
+        // sender for each leased answer would cost more than the answer.
         let urgent = release == Release::Held || state.flushing || state.queues.has_released();
         drop(state);
         counter.add(1);

@@ -1,7 +1,7 @@
 //! Sockets with the options that a transparent DNS proxy needs.
 //!
-//! Errors name the step that failed, so that a missing capability can be told
-//! from a port that is taken.
+//! Errors name the step that failed, so that a missing capability can be distinguished from a port
+//! that is taken.
 
 pub(crate) mod sys;
 
@@ -16,10 +16,10 @@ use nix::sys::socket::{setsockopt, sockopt};
 use shared_maps::{IdentityId, mark};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 
-/// Receive buffer of a UDP listener, bytes. The kernel's default holds only about 30 queries of 4
-/// kB.
+/// Size of the receive buffer of a UDP listener, bytes. The kernel's default holds only about 30
+/// queries of 4 kB.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Connections waiting to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// A failed socket call, with its purpose and its reason.
@@ -41,10 +41,11 @@ impl<T> Step<T> for io::Result<T> {
     }
 }
 
-/// A UDP socket for redirected (or, without `transparent`, plain) queries, not bound yet.
+/// An unbound UDP socket for queries, which are redirected to it if `transparent`.
 pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd, SocketError> {
     let socket = open(at, Type::DGRAM)?;
-    // Not SO_REUSEADDR: with it a socket of any user may join a UDP port and take its datagrams.
+    // SO_REUSEADDR is not set: with it, a socket of any user could join a UDP port and take its
+    // datagrams.
     socket
         .set_reuse_port(true)
         .step("cannot set SO_REUSEPORT")?;
@@ -54,7 +55,8 @@ pub(crate) fn udp_listener(at: SocketAddr, transparent: bool) -> Result<OwnedFd,
         sys::receive_original_destination(&socket, at.is_ipv6())
             .step("cannot ask for original destinations (IP_RECVORIGDSTADDR)")?;
     }
-    // More than rmem_max needs CAP_NET_ADMIN; less is a smaller buffer, not a failure.
+    // A buffer larger than rmem_max needs CAP_NET_ADMIN. Without it the buffer is smaller, which is
+    // no failure.
     if sys::force_receive_buffer(&socket, RECEIVE_BUFFER).is_err() {
         socket
             .set_recv_buffer_size(RECEIVE_BUFFER)
@@ -71,7 +73,7 @@ pub(crate) fn bind_udp(socket: &OwnedFd, at: SocketAddr) -> Result<(), SocketErr
         .step("cannot bind UDP")
 }
 
-/// A TCP socket for redirected (or plain) connections, not bound yet.
+/// An unbound TCP socket for connections, which are redirected to it if `transparent`.
 pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, SocketError> {
     let socket = open(at, Type::STREAM)?;
     shared_port(&socket)?;
@@ -86,16 +88,17 @@ pub(crate) fn tcp_listener(at: SocketAddr, transparent: bool) -> Result<Socket, 
     Ok(socket)
 }
 
-/// Binds what [`tcp_listener`] made, and listens.
+/// Binds a socket that [`tcp_listener`] made, and listens.
 pub(crate) fn listen(socket: &Socket, at: SocketAddr) -> Result<(), SocketError> {
     socket.bind(&SockAddr::from(at)).step("cannot bind TCP")?;
     socket.listen(BACKLOG).step("cannot listen on TCP")
 }
 
-/// A socket that sends answers from `port` of any address: source addresses are given per packet.
+/// A socket that sends answers from `port` of any address. The source address is given for each
+/// packet.
 ///
-/// It is bound to an address to which no client sends queries, so that it receives nothing meant
-/// for other sockets.
+/// It is bound to an address to which no client sends queries, so that it receives nothing that is
+/// meant for other sockets.
 pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, SocketError> {
     let [high, low] = dummy.to_be_bytes();
     let at = if ipv6 {
@@ -106,7 +109,7 @@ pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, So
     let socket = open(at, Type::DGRAM)?;
     shared_port(&socket)?;
     make_transparent(&socket, at)?;
-    // Nothing is read from it.
+    // No process reads from it.
     socket
         .set_recv_buffer_size(1)
         .step("cannot set the receive buffer")?;
@@ -116,8 +119,7 @@ pub(crate) fn udp_reply(ipv6: bool, port: u16, dummy: u16) -> Result<OwnedFd, So
     Ok(socket.into())
 }
 
-/// A raw socket that sends UDP datagrams with headers written by its user; it
-/// receives nothing.
+/// A raw socket that sends UDP datagrams with headers written by its user. It receives nothing.
 pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
     let (domain, any) = if ipv6 {
         (Domain::IPV6, IpAddr::from(Ipv6Addr::UNSPECIFIED))
@@ -126,8 +128,8 @@ pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
     };
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::UDP))
         .step("cannot open a raw socket (needs CAP_NET_RAW)")?;
-    // Without a filter it would get a copy of every datagram of the node. This one accepts none
-    // (`ret 0`).
+    // Without a filter, the socket would get a copy of every datagram of the node. This filter
+    // accepts none (`ret 0`).
     let nothing = SockFilter::new(0x06, 0, 0, 0);
     socket
         .attach_filter(&[nothing])
@@ -141,8 +143,8 @@ pub(crate) fn raw_reply(ipv6: bool) -> Result<OwnedFd, SocketError> {
 }
 
 /// A UDP socket connected to `server`. It sends from `source`, which need not be an address of the
-/// node (port 0: the kernel picks one at random). Without `source` it sends from the address that
-/// the route has.
+/// node (port 0: the kernel selects a random port). Without `source`, it sends from the address
+/// that the route selects.
 pub(crate) fn udp_upstream(
     server: SocketAddr,
     identity: Option<IdentityId>,
@@ -151,7 +153,7 @@ pub(crate) fn udp_upstream(
     let socket = open(server, Type::DGRAM)?;
     set_mark(&socket, identity)?;
     bind_source(&socket, source)?;
-    // As much as an unprivileged user may have: the kernel limits it to net.core.rmem_max.
+    // The size is limited as for an unprivileged user: the kernel reduces it to net.core.rmem_max.
     socket
         .set_recv_buffer_size(RECEIVE_BUFFER)
         .step("cannot set the receive buffer")?;
@@ -161,7 +163,7 @@ pub(crate) fn udp_upstream(
 /// Whether other sockets may have the address and port of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlowPort {
-    /// No other socket has it. Later sockets with [`Self::Shared`] may have it.
+    /// No other socket has it. Later sockets with [`Self::Shared`] can have it, too.
     New,
     /// The same worker has the address for other servers.
     Shared,
@@ -217,12 +219,13 @@ pub(crate) fn tcp_upstream(
     set_mark(&socket, identity)?;
     match source.map(|source| source.port()) {
         None => {}
-        // The kernel chooses the port when the socket connects, so it is taken only for this server
-        // and not for all.
+        // The kernel chooses the port when the socket connects, so the port is taken only for this
+        // server and not for all servers.
         Some(0) => setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
             .map_err(io::Error::from)
             .step("cannot set IP_BIND_ADDRESS_NO_PORT")?,
-        // Connections to other servers may have the port; no two have the same flow.
+        // Connections to other servers may have the port, too. No two connections have the same
+        // flow.
         Some(_) => socket
             .set_reuse_address(true)
             .step("cannot set SO_REUSEADDR")?,
@@ -232,9 +235,9 @@ pub(crate) fn tcp_upstream(
         .set_tcp_nodelay(true)
         .step("cannot set TCP_NODELAY")?;
     if source.is_none() {
-        // The connection ends with a reset, so that its port is free at once. Otherwise it would
-        // stay in TIME_WAIT for a minute. It is closed only when no client waits for an answer on
-        // it. Under a pod's address it takes no port of the node.
+        // The connection ends with a reset, so that its port is free at once. Otherwise the port
+        // would stay in TIME_WAIT for a minute. The connection is closed only when no client waits
+        // for an answer on it. With a pod's address it takes no port of the node.
         socket
             .set_linger(Some(Duration::ZERO))
             .step("cannot set SO_LINGER")?;
@@ -273,9 +276,9 @@ fn bind_source(socket: &Socket, source: Option<SocketAddr>) -> Result<(), Socket
         .step("cannot bind to the pod's address")
 }
 
-/// Drops every packet that a process of the node sends by the loopback interface, before it takes a
-/// place in the queue. A redirected packet has come by the interface of a pod. Where steering runs,
-/// it drops these packets earlier, and their senders get an error.
+/// Drops every packet that a process of the node sends by the loopback interface, before the packet
+/// takes a place in the queue. Redirected packets come by the interface of a pod. Where steering
+/// runs, it drops these packets earlier, and their senders get an error.
 fn refuse_local(socket: &Socket) -> Result<(), SocketError> {
     /// `LOOPBACK_IFINDEX` of the kernel.
     const LOOPBACK: u32 = 1;

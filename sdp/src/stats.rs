@@ -1,4 +1,5 @@
-//! Counters of the main path. Every thread writes to memory of its own; a scrape adds up.
+//! Counters of the main path. Every thread writes to its own memory, and a scrape adds up all of
+//! it.
 
 mod cells;
 mod histogram;
@@ -91,15 +92,16 @@ impl Level {
         self.0.add(0, u64::MAX);
     }
 
-    /// Changes one of the parts of the level from `old` to `new`.
+    /// Changes one summand of the level from `old` to `new`.
     pub fn change(&self, old: usize, new: usize) {
         let [old, new] = [old, new].map(|n| u64::try_from(n).unwrap_or(u64::MAX));
         self.0.add(0, new.wrapping_sub(old));
     }
 
-    /// The present level. Read while others write, it may be off by what they do meanwhile.
+    /// The present level. While other threads write, it may be off by their changes.
     pub fn get(&self) -> u64 {
-        // Below zero only in between: a thread's "down" was seen before another's "up".
+        // It can be below zero for a moment: the "down" of one thread was seen before the "up" of
+        // another.
         u64::try_from(self.0.get(0).cast_signed()).unwrap_or(0)
     }
 }
@@ -110,13 +112,14 @@ pub struct Stats {
     pub queries: Counters<QueryResult>,
     pub answers: Counters<AnswerResult>,
     pub transports: Counters<Protocol>,
-    /// Sockets that could not be had as transparent mode wants them; queries without a return path.
+    /// Sockets that could not be opened as transparent mode needs them, and queries without a
+    /// return path.
     pub fallbacks: Counters<Fallback>,
     /// Queries that no server answered within the timeout.
     pub upstream_timeouts: Count,
-    /// Queries not sent on because the same was in flight; its answer went to them, too.
+    /// Queries that were not sent on because an equal query was in flight, whose answer they got.
     pub joined: Count,
-    /// Addresses of answers beyond those that are learned of one.
+    /// Addresses of answers above the number that is learned from one answer.
     pub addresses_left_out: Count,
     /// Datagrams the kernel dropped because a receive queue was full.
     pub receive_overflow: Count,
@@ -126,8 +129,8 @@ pub struct Stats {
     pub held: Level,
     /// Open TCP connections of clients.
     pub tcp_connections: Level,
-    /// Client TCP connections closed at once: the endpoint has its share, or the destination is
-    /// no server.
+    /// TCP connections of clients that were closed at once: the endpoint's share is used up, or the
+    /// destination is not a server.
     pub tcp_refused: Count,
     /// Bytes of memory that client TCP connections use for messages.
     pub tcp_bytes: Level,
@@ -195,7 +198,7 @@ impl Collector for Stats {
 }
 
 impl Stats {
-    /// Values of labels with what they mean: metric, label, value, meaning.
+    /// Values of labels with their meanings: metric, label, value, meaning.
     pub fn meanings() -> Vec<[&'static str; 4]> {
         let stages = STAGE_MEANINGS
             .iter()

@@ -1,8 +1,8 @@
 //! This process as a member of the steering group: its slots, its sockets in them, its heartbeat.
 //!
-//! Each UDP worker is a member of its own and sends its heartbeat from its own loop, so that
-//! a worker that hangs gets no more packets. A member joins again by itself: when pins appear
-//! late, when they are replaced, and when another member took its slot while it slept.
+//! Each UDP worker is a member of its own and sends its heartbeat from its own loop, so that a
+//! worker that hangs gets no more packets. A member joins again by itself when pins appear late,
+//! when pins are replaced, and when another member took its slot while it slept.
 
 use std::{
     fs::File,
@@ -33,13 +33,14 @@ use shared_maps::{
 
 use crate::gate::Gate;
 
-/// Interval at which a member with a slot checks whether the pins are the same. A member without
-/// a slot tries to join with every heartbeat, because redirected packets may be dropped until it
-/// has one.
+/// Interval at which a member with a slot checks whether the pins have changed. A member without a
+/// slot tries to join with every heartbeat, because redirected packets may be dropped until it has
+/// a slot.
 const RECHECK: Duration = Duration::from_secs(1);
-/// Longest wait for the lock of the slots: a process that holds it for longer hangs.
+/// Time limit for the lock of the slots: a process that holds it for longer counts as hanging.
 const LOCKED_FOR: Duration = Duration::from_secs(2);
-/// A slot without a heartbeat for longer may be reused: steering stopped using it well before.
+/// Age of the last heartbeat after which a slot may be reused. Steering has stopped using the slot
+/// well before.
 const TAKEN_AFTER_NS: u64 = 3 * HEARTBEAT_DEAD_NS;
 
 type Slots = Map<u32, Slot>;
@@ -74,7 +75,7 @@ pub struct SteeringConfig {
     pub bpf_root: PathBuf,
     /// [`shared_maps::steering::KIND_SDP`] or [`shared_maps::steering::KIND_FALLBACK`].
     pub kind: u32,
-    /// Slots are taken only while it is open.
+    /// Whether this process can answer. Slots are taken only while the gate is open.
     pub gate: Gate,
 }
 
@@ -87,7 +88,7 @@ pub enum SteeringStatus {
     Unavailable(String),
     /// Live replicas have every slot. They serve, and a replica that leaves makes room.
     Full(String),
-    /// No slot is taken, because this process could not answer, for this reason.
+    /// No slot is taken, because this process cannot answer, for this reason.
     Waiting(String),
     /// Numbers of the slots that this process has.
     Joined(Vec<u32>),
@@ -108,7 +109,7 @@ pub(crate) struct Member {
     next_beat: Instant,
     next_check: Instant,
     left: bool,
-    /// Since when another process has held the lock for taking slots.
+    /// Time since which another process has held the lock for taking slots.
     refused_since: Option<Instant>,
     status: SharedStatus,
 }
@@ -138,7 +139,7 @@ enum JoinError {
 }
 
 impl Member {
-    /// Joins if it can. If it cannot, [`Self::beat`] tries again.
+    /// Makes a member and joins if possible. Otherwise [`Self::beat`] tries again.
     pub(crate) fn new(
         config: SteeringConfig,
         port: u16,
@@ -161,7 +162,7 @@ impl Member {
         member
     }
 
-    /// When [`Self::beat`] should be called next.
+    /// Time at which [`Self::beat`] should be called next.
     pub(crate) fn next_beat(&self) -> Instant {
         self.next_beat
     }
@@ -204,7 +205,7 @@ impl Member {
         *self.status.lock() = SteeringStatus::Waiting(why.to_owned());
     }
 
-    /// Gives up the slot, so that no new packets come here.
+    /// Gives up the slot, so that no new packets come to this member.
     pub(crate) fn leave(&mut self) {
         if self.left {
             return;
@@ -278,9 +279,10 @@ impl Member {
         })
     }
 
-    /// Locks the slots without waiting: a refused member tries again with its next heartbeat.
-    /// After [`LOCKED_FOR`] it continues without the lock, because the holder hangs. If two
-    /// members then use one slot, their next heartbeats show it and one of them leaves.
+    /// Locks the slots without waiting: a member that does not get the lock tries again with its
+    /// next heartbeat. After [`LOCKED_FOR`] it continues without the lock, because the holder
+    /// hangs. If two members then use one slot, their next heartbeats show it and one of them
+    /// leaves.
     fn lock(&mut self, globals: &Globals, now: Instant) -> Result<Option<Flock<File>>, JoinError> {
         let dir = pins::open(globals.root(), pin::SLOTS_LOCK)?;
         let path = globals.root().join(pin::SLOTS_LOCK);
@@ -302,8 +304,8 @@ impl Member {
         Ok(None)
     }
 
-    /// A slot without sockets: its owner was killed a moment ago, and the kernel removed them.
-    /// Without this, replicas that start and exit quickly would use up all slots.
+    /// Finds a slot without sockets: its owner was killed a moment ago, and the kernel removed its
+    /// sockets. Without this, replicas that start and exit quickly would use up all slots.
     fn orphan(&self, slots: &Slots, socks: &Socks) -> Result<Option<u32>, MapError> {
         for candidate in 0..SLOTS.min(slots.max_entries()) {
             let slot = slots.get(&candidate)?.unwrap_or_default();
@@ -320,7 +322,7 @@ impl Member {
         Ok(None)
     }
 
-    /// Releases a slot whose pins were replaced or removed: steering does not use it any more.
+    /// Releases a slot whose pins were replaced or removed, because steering no longer uses it.
     fn check_pins(&mut self) {
         let Some(slot) = &self.slot else {
             return;
@@ -364,8 +366,8 @@ impl JoinedSlot {
         self.slots
             .set(&self.number, &record)
             .map_err(|e| e.to_string())?;
-        // This process was stopped between the check and the write, for long enough to lose the
-        // slot: our heartbeat may now be in a slot with another process's sockets. Without more
+        // This process was stopped between the check and the write for long enough to lose the
+        // slot. Its heartbeat may now be in a slot with another process's sockets. Without more
         // heartbeats, the slot is free soon.
         if monotonic_ns().saturating_sub(looked_at) > TAKEN_AFTER_NS {
             return Err(taken());
@@ -383,8 +385,8 @@ impl JoinedSlot {
             tracing::warn!(error = %e, slot = self.number, "cannot release a steering slot");
         }
         for index in 0..SOCKS_PER_SLOT {
-            // The kernel reports an error if the entry is missing. In both cases it is gone
-            // afterwards.
+            // The kernel reports an error if the entry is missing. In both cases the entry is then
+            // gone.
             let _ = self.socks.remove(&(self.number * SOCKS_PER_SLOT + index));
         }
     }

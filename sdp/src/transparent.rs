@@ -5,16 +5,16 @@
 //!                          ▲                           │
 //!                          └── marked by the datapath ◄┘ to 10.0.0.5:51234
 //! ```
-//! On holdfast-agent's datapath the kernel picks the port: everything that the pod sends to
-//! the server comes here, so no flow of the pod can be mistaken for ours.
+//! On holdfast-agent's datapath, the kernel selects the port. Everything that the pod sends to the
+//! server goes through the proxy, so no flow of the pod has the same port.
 //!
-//! Cilium's datapath returns an answer to the proxy by the conntrack entry of the pod's own
-//! query. There the proxy uses the pod's port as well.
+//! Cilium's datapath returns an answer to the proxy by the conntrack entry of the pod's own query.
+//! So with Cilium's datapath, the proxy uses the pod's port as well.
 //!
-//! An answer must come from the queried address, and go to the address that sent the query. Outside
-//! of the cluster the node may translate either (masquerading, Services), and undoes that only
-//! after the datapath has seen the answer: queries to such servers are sent from the node's
-//! address.
+//! An answer must come from the queried address, and go to the address that sent the query. For
+//! servers outside of the cluster, the node may translate either address (masquerading, Services),
+//! and undoes that only after the datapath has seen the answer. So queries to such servers are sent
+//! from the node's address.
 
 use std::{
     io,
@@ -33,11 +33,11 @@ use shared_maps::{IdentityId, fragment, pin, user::Globals};
 
 use crate::stats::Fallback;
 
-/// Random ports tried after the kernel found none.
+/// Number of random ports that are tried after the kernel found none.
 const RANDOM_PORTS: usize = 8;
 
-/// Addresses to try, in this order, for a query from `source`. With port 0 the kernel chooses;
-/// random ports follow. A port of the pod has no replacement.
+/// Addresses to try, in this order, for a query from `source`. With port 0, the kernel chooses
+/// first, and random ports follow. A port of the pod has no replacement.
 pub(crate) fn sources(source: SocketAddr, random: &mut impl Rng) -> Vec<SocketAddr> {
     let others = if is_flow(source) { 0 } else { RANDOM_PORTS };
     let mut all = vec![source];
@@ -59,7 +59,7 @@ pub struct Transparent {
     wanted: bool,
     outside: bool,
     blocked: Arc<AtomicBool>,
-    /// Servers are asked from the pod's port.
+    /// Whether queries are sent from the pod's port.
     pod_port: Arc<AtomicBool>,
 }
 
@@ -76,8 +76,8 @@ pub enum Mode {
 }
 
 impl Transparent {
-    /// The mode as configured; with `outside`, also for servers outside of the cluster. It assumes
-    /// that answers come back.
+    /// The configured mode. With `outside`, it is also for servers outside of the cluster. It is
+    /// assumed that answers come back.
     pub fn new(wanted: bool, outside: bool) -> Self {
         Self {
             wanted,
@@ -87,7 +87,7 @@ impl Transparent {
         }
     }
 
-    /// The address from which to send a query of `client`. Port 0: the kernel chooses.
+    /// The address from which to send a query of `client`. Port 0: the kernel selects one.
     pub(crate) fn source(&self, client: SocketAddr) -> SocketAddr {
         let port = match self.pod_port.load(Ordering::Relaxed) {
             true => client.port(),
@@ -96,9 +96,9 @@ impl Transparent {
         SocketAddr::new(client.ip(), port)
     }
 
-    /// Whether queries to a server of this identity are sent from the pod's address. Answers of the
-    /// node itself come from its own address, and the network stack accepts no such packet from an
-    /// interface. The address of a Service is always translated.
+    /// Whether queries to a server of this identity are sent from the pod's address. Not for the
+    /// node itself: its answers come from its own address, and the network stack accepts no such
+    /// packet from an interface. Not for a Service, whose address is always translated.
     pub fn is_for(&self, server: IdentityId) -> bool {
         if server.is_service() {
             return false;
@@ -109,10 +109,10 @@ impl Transparent {
     }
 
     /// Detects whether the datapath under `bpf_root` is holdfast-agent's, and whether it returns
-    /// answers to the proxy: it does so only if the agent has the same flag. Another datapath is
-    /// Cilium's. Returns whether the mode changed.
+    /// answers to the proxy, which it does only if the agent has the same flag. Any other datapath
+    /// counts as Cilium's. Returns whether the mode changed.
     pub fn detect(&self, bpf_root: &Path) -> bool {
-        // A map that only holdfast-agent makes.
+        // Only holdfast-agent makes this map.
         let is_ours = Globals::new(bpf_root).path(fragment::NAME).exists();
         self.pod_port.store(!is_ours, Ordering::Relaxed);
         let blocked = self.wanted && is_ours && !bpf_root.join(pin::TRANSPARENT).is_dir();

@@ -99,7 +99,7 @@ impl FqdnPolicy for Agent {
                 let Some(wire::mapping_up::Kind::Batch(batch)) = message.kind else {
                     continue;
                 };
-                // In the order of a real agent: realised first, durable later.
+                // The order is as with a real agent: first realised, later durable.
                 let results = [false, true].map(|durable| {
                     let result = |mapping: &wire::FqdnMapping| wire::MappingResult {
                         sequence: mapping.sequence,
@@ -456,7 +456,8 @@ async fn answers_are_held_realised_and_then_leased() {
     assert_eq!(mappings[0].endpoint.as_ref().unwrap().ifindex, 3);
 }
 
-/// As under a flood of TCP connections, when the runtime of clients has no time for other tasks.
+/// The situation is like a flood of TCP connections, when the runtime of clients has no time for
+/// other tasks.
 #[tokio::test]
 async fn a_proxy_that_is_busy_with_clients_still_handles_the_agents_results() {
     let proxy = Proxy::new();

@@ -68,7 +68,7 @@ struct Agent {
 impl FqdnData for Agent {
     type StreamPolicyStateStream = ReceiverStream<Result<wire::PolicyState, Status>>;
 
-    /// Like Cilium's agent: one state, and no other until it was acknowledged.
+    /// Like Cilium's agent, sends one state, and the next one only after the acknowledgement.
     async fn stream_policy_state(
         &self,
         request: Request<Streaming<wire::PolicyStateResponse>>,
@@ -343,8 +343,8 @@ async fn serves_from_a_cilium_agents_state_alone() {
     until_fate(&proxy.learn("unknown.b.com"), refused).await;
 }
 
-/// Acknowledged mappings are sent again while the agent answers nothing. New ones wait for its
-/// answer.
+/// Acknowledged mappings are answered at once while the agent answers nothing. New mappings wait
+/// for its answer.
 #[tokio::test]
 async fn a_busy_agent_delays_only_unacknowledged_answers() {
     let rules = [(7, "*.a.com")];

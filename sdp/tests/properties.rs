@@ -29,7 +29,7 @@ use proptest::prelude::*;
 use regex::Regex;
 use shared_maps::{EndpointId, IdentityId};
 
-/// The character class of `*`.
+/// The bytes that `*` stands for, as a character class.
 const CLASS: &str = "[-a-zA-Z0-9_]";
 
 /// One alternative of a pattern's expression, written as simply as possible.

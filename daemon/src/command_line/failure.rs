@@ -31,8 +31,8 @@ pub fn usage(program: &str, error: &clap::Error, command: &Command, line: &[OsSt
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE))
 }
 
-/// The only command that has the unknown name in another place, such as `policy validate` for
-/// `validate`.
+/// The full name of the unknown command, such as `policy validate` for `validate`, if only one
+/// command in another place has this name.
 fn elsewhere(error: &clap::Error, command: &Command) -> Option<String> {
     let (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word))) =
         (error.kind(), error.get(ContextKind::InvalidSubcommand))
@@ -59,7 +59,8 @@ fn find_commands(command: &Command, path: &str, word: &str, found: &mut Vec<Stri
     }
 }
 
-/// The environment variable that has a wrong value; `None` if `line` has the flag.
+/// The environment variable that has the wrong value; `None` if the value comes from a flag in
+/// `line`.
 fn variable(error: &clap::Error, command: &Command, line: &[OsString]) -> Option<String> {
     let kinds = [ErrorKind::ValueValidation, ErrorKind::InvalidValue];
     let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
@@ -83,7 +84,7 @@ fn variable(error: &clap::Error, command: &Command, line: &[OsString]) -> Option
     Some(variable.to_string_lossy().into_owned())
 }
 
-/// An error with its causes, without those that its text already contains.
+/// The text of an error and its causes, without causes that the text already contains.
 pub fn causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

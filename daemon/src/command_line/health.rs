@@ -59,7 +59,7 @@ pub struct Versions {
 /// A program that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Running {
-    /// Its name, for example that of a proxy.
+    /// Name of the program, for example a proxy's name.
     pub name: String,
     /// Its process id, in its own PID namespace.
     pub pid: u32,

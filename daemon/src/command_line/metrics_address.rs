@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 /// Address of metrics and health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
-    /// None.
+    /// There is no address: metrics and health are off.
     Off,
     /// Every address of the node.
     AnyHost(u16),
@@ -13,7 +13,7 @@ pub enum MetricsAddress {
     At(SocketAddr),
 }
 
-/// A text that is no address of metrics.
+/// A text that is not a valid address of metrics.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an address: write HOST:PORT, such as 127.0.0.1:9962, :PORT or off")]
 pub struct MetricsAddressError(String);

@@ -4,12 +4,12 @@ use super::terminal::{Screen, one_line};
 
 /// The heading of a column, and what it shows of an item.
 pub type Column<'a, T> = (&'a str, fn(&T) -> String);
-/// Least width of a column on a terminal, unless its cells are narrower.
+/// Minimum width of a column on a terminal, unless its cells are narrower.
 const NARROWEST: usize = 14;
 /// Characters after which a cell may be broken into lines.
 const BREAKS: [char; 3] = [',', ' ', '/'];
 
-/// A row for each item, in the width of the terminal.
+/// A table with a row for each item, in the width of the terminal.
 pub fn table<T, const N: usize>(items: &[T], columns: [Column<'_, T>; N]) -> String {
     let rows = items
         .iter()
@@ -68,7 +68,7 @@ fn push_row(text: &mut String, widths: &[usize], row: &[String]) {
     }
 }
 
-/// The lines of a cell.
+/// The lines into which a cell is broken.
 fn folded(cell: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut rest: Vec<char> = cell.chars().collect();
@@ -92,7 +92,7 @@ pub fn list<T: ToString>(items: &[T]) -> String {
     items.join(",")
 }
 
-/// A cell that may be empty.
+/// The cell of a value that may be absent; `-` if it is.
 pub fn maybe<T: ToString>(value: Option<&T>) -> String {
     value.map_or_else(|| "-".to_owned(), ToString::to_string)
 }

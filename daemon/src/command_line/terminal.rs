@@ -7,9 +7,9 @@ use std::{
 
 /// The screen of this process. Unset: there is no terminal.
 static SCREEN: OnceLock<Screen> = OnceLock::new();
-/// Least width of a table. Narrower ones cannot be read.
+/// Minimum width of a table. A narrower table cannot be read.
 const NARROWEST: usize = 40;
-/// First words of lines about what is wrong, and about what deserves a look.
+/// First words of lines: `BAD` for what is wrong, and `ODD` for what deserves a look.
 const BAD: [&str; 5] = ["PROBLEM", "DROPPED", "REFUSED", "refused:", "deny"];
 const ODD: [&str; 2] = ["WARNING", "warning:"];
 
@@ -23,7 +23,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// The screen that `main` found with [`Screen::detect`]. If it was not called, there is no
+    /// The screen that `main` found with [`Screen::detect`]. Without that call, the screen is no
     /// terminal.
     pub fn current() -> Self {
         SCREEN.get().copied().unwrap_or_default()
@@ -49,7 +49,8 @@ impl Screen {
         let _set_before = SCREEN.set(screen);
     }
 
-    /// A text that was made harmless, with headings and the first words of alarming lines in colour.
+    /// Colours the headings and the first words of alarming lines, in a text that was made
+    /// harmless.
     pub fn paint(self, text: &str) -> String {
         if !self.colours {
             return text.to_owned();
@@ -88,8 +89,9 @@ fn is_heading(line: &str) -> bool {
         && words.all(|word| word.chars().all(is_capital))
 }
 
-/// Text that cannot control a terminal: control characters except line feed and tab, and characters
-/// that change the direction of others, become JSON escapes. Names and reasons come from peers.
+/// Text that cannot control a terminal. Control characters except line feed and tab become JSON
+/// escapes, and so do characters that change the direction of text. Names and reasons come from
+/// peers.
 pub fn harmless(text: &str) -> String {
     escaped(text, |c| !matches!(c, '\n' | '\t') && is_steering(c))
 }

@@ -4,7 +4,7 @@ use std::{io, os::unix::net::UnixStream};
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Registers a socket, which does not block, with the runtime of the caller.
+/// Registers a non-blocking socket with the runtime of the caller.
 pub(super) fn register(stream: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
     // SAFETY: a `UnixStream` owns its descriptor, which stays the same and open until it is
     // dropped, and the `AsyncFd` owns the stream.

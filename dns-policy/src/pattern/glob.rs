@@ -7,7 +7,7 @@ use super::name_run;
 /// A pattern that is neither exact nor a plain suffix.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Glob {
-    /// One or more whole labels come first.
+    /// Whether one or more whole labels come before the literals.
     labels: bool,
     /// At least one literal, with zero or more name bytes between each two.
     literals: Box<[Box<str>]>,
@@ -62,9 +62,9 @@ impl Glob {
 
 /// Whether `text` is the literals with name bytes between them.
 ///
-/// Taking each literal where it first fits is enough: a gap holds no dot, so a
-/// literal with a dot fits in one place only, and after one without a dot the
-/// next gap can take up whatever a later place would have skipped.
+/// Taking each literal where it first fits is enough. A gap holds no dot, so a literal with a dot
+/// fits in one place only. After a literal without a dot, the next gap can take up whatever a later
+/// place would have skipped.
 fn anchored(literals: &[Box<str>], text: &str) -> bool {
     let Some((first, others)) = literals.split_first() else {
         return text.is_empty();

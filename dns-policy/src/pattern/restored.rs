@@ -1,9 +1,8 @@
 //! Regular expressions that Cilium writes into `ep_config.json`, read back into names and patterns.
 //!
-//! A stored expression is `^(?:a|b|…)$` or a single `^a$`, where each
-//! alternative is made of plain bytes, `[.]`, one class with `*`, and at its
-//! start the group that stands for whole labels. What is not of that shape is
-//! compiled as it is, within bounds.
+//! A stored expression is `^(?:a|b|…)$` or a single `^a$`. Each alternative consists of plain
+//! bytes, `[.]`, one class with `*`, and, at its start, the group that stands for whole labels. An
+//! expression of another shape is compiled as it is, within a memory limit.
 
 use regex::bytes::{Regex, RegexBuilder};
 
@@ -20,7 +19,7 @@ const ALL: &str = "(?:)";
 const ALL_ALTERNATIVE: &str = ".*";
 /// Stored for a rule that had no expression: matches no name.
 const NONE: &str = "^-$";
-/// Most memory that one compiled expression may take, bytes.
+/// Maximum memory that one compiled expression may take, bytes.
 const SIZE_LIMIT: usize = 1 << 20;
 
 /// The rules that the expression `text` stands for.

@@ -77,7 +77,7 @@ pub fn by_address(
     EndpointRules { ports }
 }
 
-/// `None`: a rule about servers of other clusters only.
+/// The rule of a row. `None` if it is only about servers of other clusters.
 fn rule_by_address(row: serde_json::Value) -> Result<Option<SelectorRule>, String> {
     let raw: RawRegex = serde_json::from_value(row).map_err(|error| error.to_string())?;
     Ok(servers(raw.servers.as_ref())?.map(|servers| SelectorRule {
@@ -93,7 +93,7 @@ fn port_proto(key: &str) -> Option<(u16, u8)> {
     (version == 1).then(|| (u16::from_be_bytes([high, low]), protocol))
 }
 
-/// `None`: servers of other clusters only.
+/// The servers of a row. `None` if it is only about servers of other clusters.
 fn servers(raw: Option<&BTreeMap<String, serde_json::Value>>) -> Result<Option<Servers>, String> {
     let Some(raw) = raw.filter(|raw| !raw.is_empty()) else {
         return Ok(Some(Servers::Any));

@@ -14,7 +14,7 @@ use crate::{
     rule::{NameRule, NameRules, RulesOf, Servers},
 };
 
-/// Everything compiled so far, with how often it is in use.
+/// Everything compiled so far, with the number of its uses.
 #[derive(Debug, Default)]
 pub(super) struct Compiler {
     names: Dictionary,
@@ -101,7 +101,7 @@ impl Compiler {
         }
         let (shared, first) = add_use(&mut self.matchers, Arc::new(matcher));
         if !first {
-            // The names of the shared matcher have their uses counted already.
+            // The uses of the names in the shared matcher are already counted.
             let ids = shared
                 .exact
                 .iter()
@@ -119,7 +119,7 @@ impl Compiler {
         for rule in rules {
             match Pattern::parse(rule) {
                 Ok(pattern) => patterns.push(pattern),
-                // A rule with nothing in it contributes nothing.
+                // A rule without text contributes nothing.
                 Err(PatternError::Empty { .. }) => {}
                 Err(e) => error(e.to_string()),
             }
@@ -174,7 +174,7 @@ fn add_use<T: ?Sized + Eq + std::hash::Hash>(
     (value, true)
 }
 
-/// Takes away one use. Gives whether it was the last.
+/// Removes one use. Returns whether it was the last one.
 fn drop_use<T: ?Sized + Eq + std::hash::Hash>(
     uses: &mut HashMap<Arc<T>, usize>,
     value: &Arc<T>,

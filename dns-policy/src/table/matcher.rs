@@ -1,4 +1,4 @@
-//! One set of name rules, compiled; shared by all endpoints that have the same.
+//! One set of name rules, compiled. All endpoints with the same set share it.
 
 use std::{
     hash::{Hash, Hasher},
@@ -46,7 +46,7 @@ pub(super) struct Matcher {
 }
 
 impl Matcher {
-    /// Whether any rule allows `name`; `names` is of the same snapshot as `self`.
+    /// Whether any rule allows `name`. `names` belongs to the same snapshot as `self`.
     pub(super) fn matches(&self, names: &Names, name: &str) -> bool {
         self.all
             || holds(&self.exact, names, name)

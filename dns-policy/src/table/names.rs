@@ -91,7 +91,7 @@ impl Dictionary {
         id
     }
 
-    /// Counts one use fewer. The number of an unused name is free for another name.
+    /// Removes one use. The number of a name without uses may go to another name.
     pub(super) fn release(&mut self, id: NameId) {
         let Some(name) = self.text.get(&id).cloned() else {
             return;

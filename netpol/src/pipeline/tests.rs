@@ -1,4 +1,4 @@
-//! Objects go in, and the table that comes out judges packets.
+//! Tests that give objects to the pipeline and judge packets by the resulting table.
 
 mod gaps;
 mod judge;

@@ -1,4 +1,4 @@
-//! A NetworkPolicy as matches, the same for every pod that it selects.
+//! Compiles a NetworkPolicy to matches, which are the same for every pod that it selects.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The other side of a rule: pods by labels, addresses by blocks.
+//! The other side of a rule: pods by labels, and addresses by blocks.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     policy::{Block, Namespaces, NotAPart, Peer, Peers, Warning},
 };
 
-/// A list of peers; absent or empty, it means everyone.
+/// A list of peers. If it is absent or empty, it means everyone.
 pub(super) fn peers(field: &Field<'_>, warnings: &mut Vec<Warning>) -> Checked<Peers> {
     let peers = field.items()?.map(|item| peer(&item, warnings));
     let peers = peers.collect::<Checked<Vec<Peer>>>()?;

@@ -9,7 +9,7 @@ use crate::{
     policy::{Port, PortRange, Ports, Protocol},
 };
 
-/// A list of ports; absent or empty, it means every port and protocol.
+/// A list of ports. If it is absent or empty, it means every port and protocol.
 pub(super) fn ports(field: &Field<'_>) -> Checked<Ports> {
     let ports = field.items()?.map(|item| port(&item));
     let ports = ports.collect::<Checked<Vec<Port>>>()?;

@@ -30,7 +30,8 @@ fn is_restricted(direction: &Direction) -> bool {
 
 #[test]
 fn a_policy_without_types_restricts_ingress_and_what_has_egress_rules() {
-    // policyTypes, ingress, egress; ingress and egress restricted; fields of the warnings.
+    // Columns: policyTypes, ingress, egress; whether ingress and egress are restricted; fields of
+    // the warnings.
     type Row = (Value, Value, Value, [bool; 2], &'static [&'static str]);
     let table: [Row; 9] = [
         (json!(null), json!(null), json!(null), [true, false], &[]),
@@ -202,7 +203,7 @@ fn a_refusal_names_the_field_the_reason_and_the_remedy() {
     );
 }
 
-/// A refused spec: the field below `spec.`, and a part of reason and remedy.
+/// Refused specs. Each has the field below `spec.`, and a part of the reason and the remedy.
 fn refused_specs() -> Vec<(Value, &'static str, &'static str)> {
     let peer = |peer: Value| json!({"ingress": [{"from": [peer]}]});
     let port = |port: Value| json!({"egress": [{"ports": [{"port": 1}, port]}]});

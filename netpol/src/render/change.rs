@@ -1,17 +1,17 @@
-//! A change of a table in the kernel, in the order in which the kernel can make it.
+//! A change of a table in the kernel, with its steps in an order that the kernel accepts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ruleset::{Element, Entry, Key, Rule, Table, TableFamily, Type, Value, Verdict};
 
-/// Steps that the kernel makes at once, or none of them.
+/// Steps that the kernel makes all at once or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Which packets the table is about.
+    /// The kind of packets that the table sees.
     pub family: TableFamily,
     /// Name of the table.
     pub table: String,
-    /// Steps in order. A rule and a verdict come after the objects that they name.
+    /// Steps in order. A rule or verdict comes after the objects that it names.
     pub steps: Vec<Step>,
 }
 
@@ -30,17 +30,17 @@ pub enum Step {
     AddMap(String, Type),
     /// A chain without rules.
     AddChain(String, Entry),
-    /// Takes members out of a set.
+    /// Removes members from a set.
     DeleteElements(String, Vec<Element>),
-    /// Takes keys out of a verdict map.
+    /// Removes keys from a verdict map.
     DeleteVerdicts(String, Vec<(Value, Verdict)>),
-    /// Takes all rules out of a chain.
+    /// Removes all rules from a chain.
     FlushChain(String),
-    /// A rule after those of the chain.
+    /// Adds a rule after the chain's other rules.
     AddRule(String, Rule),
-    /// New members of a set.
+    /// Adds members to a set.
     AddElements(String, Vec<Element>),
-    /// New keys of a verdict map.
+    /// Adds keys to a verdict map.
     AddVerdicts(String, Vec<(Value, Verdict)>),
     /// Deletes a chain with its rules.
     DeleteChain(String),
@@ -53,8 +53,8 @@ pub enum Step {
 }
 
 impl Change {
-    /// The smallest change from `old`, which the kernel has, to `new` of the same family and name.
-    /// An object that keeps its name with another type makes it a
+    /// The smallest change from `old`, which the kernel has, to `new`, which has the same family
+    /// and name. If an object keeps its name but changes its type, the change is a
     /// [`replacement`](Self::replacement). An empty table does not exist in the kernel.
     pub fn between(old: &Table, new: &Table) -> Self {
         let is_needed = !new.is_empty();
@@ -72,8 +72,8 @@ impl Change {
         Self::of(new.family, &new.name, steps)
     }
 
-    /// A change of these steps, which it brings into an order that the kernel accepts. The rules of a chain
-    /// stay in the order given.
+    /// A change of these steps, which are brought into an order that the kernel accepts. The rules
+    /// of a chain keep their order.
     pub fn of(family: TableFamily, table: &str, mut steps: Vec<Step>) -> Self {
         steps.sort_by_key(Step::turn);
         Self {
@@ -83,7 +83,7 @@ impl Change {
         }
     }
 
-    /// Makes `table` in place of any table with its name. Its counters start again.
+    /// Makes `table` in place of any table with its name. The counters start again at zero.
     pub fn replacement(table: &Table) -> Self {
         let mut change = Self::between(&Table::of(table.family, &table.name), table);
         // A table that may not exist is created first, because only a table that exists can be deleted.
@@ -101,12 +101,12 @@ impl Change {
         }
     }
 
-    /// Whether it changes nothing.
+    /// Whether the change has no steps.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// Members and keys that it adds or deletes.
+    /// Number of members and keys that the change adds or deletes.
     pub fn elements(&self) -> usize {
         let elements = self.steps.iter().map(|step| match step {
             Step::AddElements(_, elements) | Step::DeleteElements(_, elements) => elements.len(),
@@ -118,8 +118,8 @@ impl Change {
 }
 
 impl Step {
-    /// Its place among the steps of a change. An object is deleted after the last rule, or key of a
-    /// map, that names it.
+    /// The step's place among the steps of a change. An object is deleted after the last rule or
+    /// key of a map that names it.
     const fn turn(&self) -> u8 {
         match self {
             Self::AddTable | Self::DeleteTable => 0,
@@ -199,7 +199,7 @@ fn change_maps(old: &Table, new: &Table, steps: &mut Vec<Step>) {
     steps.extend(deleted.cloned().map(Step::DeleteMap));
 }
 
-/// The pairs of `of` that `others` does not have.
+/// The pairs of `of` that are not in `others`.
 fn without(
     of: &BTreeMap<Value, Verdict>,
     others: &BTreeMap<Value, Verdict>,

@@ -1,4 +1,4 @@
-//! Copies of dropped packets for a log: each rule that counts and drops also logs.
+//! Copies of dropped packets for a log: each rule that counts and drops packets also logs them.
 
 use super::{
     change::{Change, Step},
@@ -6,7 +6,7 @@ use super::{
 };
 
 impl Table {
-    /// The same table, whose dropped packets are copied to a netlink group, with the name of their
+    /// The same table, but dropped packets are copied to a netlink group, with the name of their
     /// counter.
     pub fn logging(mut self, group: u16) -> Self {
         let chains = self.chains.values_mut();

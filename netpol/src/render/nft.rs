@@ -10,10 +10,10 @@
 //!   chain forward { answers pass; … ip saddr vmap @from4; ip daddr vmap @to4 }
 //! }
 //! ```
-//! and the same for IPv6. A row permits by `return`: the chain of the other side judges next.
-//! Chains and sets have names by their content. A chain never changes: pods with other rows jump to
-//! another one, and pods with equal rows share one. A new pod of the cluster is an element of the
-//! groups that select it, and changes no chain.
+//! and the same for IPv6. A row permits by `return`: the chain of the other side judges next. The
+//! names of chains and sets follow from their content. A chain never changes: a pod with other rows
+//! jumps to another chain, and pods with equal rows share a chain. A new pod of the cluster becomes
+//! an element of the groups that select it, and changes no chain.
 
 mod base;
 mod chains;
@@ -53,7 +53,7 @@ use crate::{
     processor::PodPolicies,
 };
 
-/// How large the table may be.
+/// Maximum size of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Elements of all groups and sets of ranges.
@@ -71,7 +71,7 @@ impl Default for Limits {
     }
 }
 
-/// The table would be larger than [`Limits`] allow. The table that was taken last stays in force.
+/// The table would exceed the [`Limits`]. The last accepted table stays in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
     /// Too many members of groups.
@@ -83,7 +83,7 @@ pub enum TooLarge {
     Addresses {
         /// Addresses that the policies need.
         found: usize,
-        /// Most that are put in force.
+        /// Maximum number that is put in force.
         limit: usize,
     },
     /// Too many rules.
@@ -95,12 +95,12 @@ pub enum TooLarge {
     Rows {
         /// Rules that the policies need.
         found: usize,
-        /// Most that are put in force.
+        /// Maximum number that is put in force.
         limit: usize,
     },
 }
 
-/// How much is in the table.
+/// Size of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// Chains of pods.
@@ -113,15 +113,15 @@ pub struct Size {
     pub addresses: usize,
 }
 
-/// The table, and what of it is not taken yet.
+/// The table, and its changes since the last [`Nft::take`].
 #[derive(Debug, Default)]
 pub(crate) struct Nft {
     groups: Groups,
     chains: Chains,
     pods: BTreeMap<PodId, Placed>,
-    /// The chains of the pods that claim an address, with the number of their claims.
+    /// The chains of the pods that claim an address, each with its number of claims.
     claims: BTreeMap<Claimed, BTreeMap<ChainId, usize>>,
-    /// Chains of addresses that pods with several chains claim.
+    /// Chains of addresses that are claimed by pods with several chains.
     joined: BTreeMap<Claimed, ChainId>,
     /// For each map: addresses with the names of their chains.
     verdicts: BTreeMap<(Flow, Family), Counted<(IpAddr, String)>>,
@@ -131,9 +131,9 @@ pub(crate) struct Nft {
     behind: Counted<(u32, IpAddr)>,
     routed: Counted<IpAddr>,
     node_links: NodeLinks,
-    /// The links that were taken last: none while every pod is open.
+    /// The links at the last [`Nft::take`]; empty while every pod is open.
     guarded: NodeLinks,
-    /// When the table was last taken, a pod on a bridge was restricted in what it receives.
+    /// Whether a pod on a bridge was restricted in what it receives, at the last [`Nft::take`].
     is_quiet: bool,
     interfaces: BTreeMap<IpAddr, u32>,
 }
@@ -141,7 +141,7 @@ pub(crate) struct Nft {
 /// A direction of an address.
 type Claimed = (Flow, IpAddr);
 
-/// What a pod has in the table.
+/// The chains and addresses of a pod in the table.
 #[derive(Debug, Default)]
 struct Placed {
     chains: Vec<ChainId>,
@@ -150,7 +150,7 @@ struct Placed {
 }
 
 impl Nft {
-    /// Follows a pod of this node; `None` if the pod is gone.
+    /// Updates a pod of this node; `None` if the pod is gone.
     pub(crate) fn place(&mut self, id: &PodId, now: Option<&PodPolicies>) {
         let placed = now.map(|pod| self.add(pod)).unwrap_or_default();
         let new = placed.claims.clone();
@@ -168,12 +168,12 @@ impl Nft {
         }
     }
 
-    /// Follows pods of the cluster. Groups that are new since [`Nft::fill`] have no members yet.
+    /// Updates pods of the cluster. Groups that are new since [`Nft::fill`] have no members yet.
     pub(crate) fn follow(&mut self, cache: &Cache, touched: &BTreeSet<PodId>) {
         self.groups.follow(cache, touched);
     }
 
-    /// Whether groups have at most this many members together, new groups included.
+    /// Whether groups, including new groups, have at most this many members in total.
     pub(crate) fn has_at_most(&self, cache: &Cache, members: usize) -> bool {
         self.groups.has_at_most(cache, members)
     }
@@ -183,7 +183,7 @@ impl Nft {
         self.groups.fill(cache);
     }
 
-    /// Replaces the interfaces behind which addresses are: packets from these interfaces with
+    /// Replaces the interfaces behind which addresses are. Packets from these interfaces with
     /// another source are dropped.
     pub(crate) fn set_interfaces(&mut self, interfaces: BTreeMap<IpAddr, u32>) {
         for (address, link) in &interfaces {
@@ -198,7 +198,7 @@ impl Nft {
         }
     }
 
-    /// Takes the links from which guards on interfaces, bridges and tunnels follow.
+    /// Sets the links from which the guards on interfaces, bridges and tunnels follow.
     pub(crate) fn set_links(&mut self, links: NodeLinks) {
         self.node_links = links;
     }
@@ -208,7 +208,7 @@ impl Nft {
         self.chains.size(&self.groups)
     }
 
-    /// Addresses of pods for which a direction gets another chain with the next [`Nft::take`].
+    /// Addresses of pods with the directions that get another chain with the next [`Nft::take`].
     pub(crate) fn closing(&self) -> BTreeSet<(IpAddr, Flow)> {
         let maps = self.verdicts.iter();
         let added = maps.flat_map(|((flow, _), verdicts)| {
@@ -217,8 +217,8 @@ impl Nft {
         added.collect()
     }
 
-    /// The changes from what was taken last, of the table of policies and of that of frames, unless the
-    /// table would be too large.
+    /// Returns the changes since the last call for the table of policies and the table of frames.
+    /// Fails if the table would be too large.
     pub(crate) fn take(&mut self, limits: Limits) -> Result<(Change, Change), TooLarge> {
         let size = self.size();
         if size.addresses > limits.addresses {
@@ -251,12 +251,12 @@ impl Nft {
         Ok((Change::of(TableFamily::Inet, TABLE, steps), frames))
     }
 
-    /// The table of frames that was taken last.
+    /// The table of frames at the last [`Nft::take`].
     pub(crate) fn frames(&self) -> Table {
         frames::table(&self.guarded, self.is_quiet)
     }
 
-    /// The whole table that was taken last.
+    /// The whole table at the last [`Nft::take`].
     pub(crate) fn table(&self) -> Table {
         let mut table = base::table();
         tunnels::add(&mut table);
@@ -296,7 +296,8 @@ impl Nft {
         table
     }
 
-    /// Takes the links, or none on a node whose pods are all open: nothing is guarded there.
+    /// Takes the links. If all pods of the node are open, takes no links, because nothing is
+    /// guarded.
     fn take_links(&mut self, steps: &mut Vec<Step>) {
         let now = match self.own.len() {
             0 => NodeLinks::default(),
@@ -345,7 +346,7 @@ impl Nft {
         );
     }
 
-    /// Adds and takes away claims of a pod.
+    /// Adds and removes claims of a pod.
     fn claim(&mut self, added: &[(Claimed, ChainId)], removed: &[(Claimed, ChainId)]) {
         let claimed = added.iter().chain(removed).map(|(claimed, _)| *claimed);
         let before = claimed.map(|claimed| (claimed, self.chain_of(claimed)));
@@ -367,13 +368,15 @@ impl Nft {
         }
     }
 
-    /// The chain of an address: that of its pod, or one that joins those of all pods that claim it.
+    /// The chain of an address: its pod's chain, or a chain that joins the chains of all pods that
+    /// claim it.
     fn chain_of(&self, claimed: Claimed) -> Option<ChainId> {
         let joined = self.joined.get(&claimed).copied();
         joined.or_else(|| self.claims.get(&claimed)?.keys().next().copied())
     }
 
-    /// Leads packets of an address to the chain of the pods that claim it now, in place of the chain `before`.
+    /// Leads packets of an address to the chain of the pods that claim it now, instead of the chain
+    /// `before`.
     fn lead(&mut self, claimed: Claimed, before: Option<ChainId>) {
         let (flow, address) = claimed;
         let family = Family::of(address);
@@ -432,7 +435,7 @@ impl Nft {
     }
 }
 
-/// Members of the sets that follow from the node's interfaces.
+/// Members of the sets that depend on the node's interfaces.
 fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
     let bridges = links.bridges.iter();
     let bridges = bridges.map(|link| Element::One(Value::Interface(*link)));
@@ -441,7 +444,7 @@ fn of_links(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
     members
 }
 
-/// Takes away one claim with a chain.
+/// Removes one claim of a chain.
 fn take_one(chains: &mut BTreeMap<ChainId, usize>, chain: ChainId) {
     if let Some(claims) = chains.get_mut(&chain) {
         *claims -= 1;
@@ -473,7 +476,7 @@ fn push<T>(
     }
 }
 
-/// The steps for the two sets of both families, by the added and the removed members.
+/// The steps for the sets of both families, from the added and the removed members.
 fn push_by_family<T>(
     steps: &mut Vec<Step>,
     set: impl Fn(Family) -> &'static str,

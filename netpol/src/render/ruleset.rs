@@ -1,7 +1,8 @@
 //! A table of nf_tables as plain values: counters, sets, verdict maps, chains and their rules.
 //!
-//! Two tables with equal values judge every packet alike. Names are those that nft(8) shows: at most 255
-//! bytes of letters, digits and `_`, and no two sets or two chains of a table share one.
+//! Two tables with equal values judge every packet alike. Names are the names that nft(8) shows: at
+//! most 255 bytes of letters, digits and `_`. No two sets and no two chains of a table have the
+//! same name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +14,7 @@ use crate::policy::Protocol;
 /// The packets that the chains of a table see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableFamily {
-    /// Packets of IPv4 and IPv6, whose destination is known.
+    /// Packets of IPv4 and IPv6, after the routing decision.
     #[default]
     Inet,
     /// Frames at ports of bridges.
@@ -23,7 +24,7 @@ pub enum TableFamily {
 /// A table of one family. An empty table need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Which packets the table is about.
+    /// The kind of packets that the table sees.
     pub family: TableFamily,
     /// Name as nft(8) shows it, without the family.
     pub name: String,
@@ -31,7 +32,7 @@ pub struct Table {
     pub counters: BTreeSet<String>,
     /// Sets by their names.
     pub sets: BTreeMap<String, Set>,
-    /// Verdict maps by their names, which differ from those of sets.
+    /// Verdict maps by their names, which differ from the names of sets.
     pub maps: BTreeMap<String, VerdictMap>,
     /// Chains by their names. Every chain that another chain jumps to is among them.
     pub chains: BTreeMap<String, Chain>,
@@ -55,7 +56,7 @@ impl Table {
         }
     }
 
-    /// Whether it has nothing.
+    /// Whether the table has no objects.
     pub fn is_empty(&self) -> bool {
         *self == Self::of(self.family, &self.name)
     }
@@ -86,8 +87,8 @@ pub enum Key {
     One(Type),
     /// Pairs of values: [`Element::Pair`].
     Pair(Type, Type),
-    /// Values in ranges (`flags interval`): [`Element::Range`]. Ranges of a set do not overlap and
-    /// do not touch: two that do are merged.
+    /// Values in ranges (`flags interval`): [`Element::Range`]. Ranges of a set neither overlap nor
+    /// touch, because such ranges are merged.
     Ranges(Type),
 }
 
@@ -108,7 +109,7 @@ pub enum Type {
 
 /// A member of a set.
 ///
-/// Members of one set are of the kind that its [`Key`] names.
+/// All members of one set are of the kind that its [`Key`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Element {
     /// A single value.
@@ -120,7 +121,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// The ranges of a set: those given, with those that overlap or touch made one.
+    /// The ranges of a set: the given ranges, merged where they overlap or touch.
     pub fn merged(ranges: impl IntoIterator<Item = (Value, Value)>) -> BTreeSet<Self> {
         let sorted: BTreeSet<(Value, Value)> = ranges.into_iter().collect();
         let mut merged: Vec<(Value, Value)> = Vec::new();
@@ -155,7 +156,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Type of the sets that may have this value.
+    /// Type of the sets that can contain this value.
     pub const fn of_type(self) -> Type {
         match self {
             Self::Interface(_) => Type::Interface,
@@ -183,7 +184,7 @@ impl Value {
         }
     }
 
-    /// The value before it; `None` before the first of its type.
+    /// The previous value; `None` before the first of its type.
     pub fn previous(self) -> Option<Self> {
         match self {
             Self::Interface(index) => index.checked_sub(1).map(Self::Interface),
@@ -204,9 +205,9 @@ impl Value {
 /// Rules that are tried in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Whether packets come to it without a jump.
+    /// Whether and where packets enter the chain without a jump.
     pub entry: Entry,
-    /// Tried from the first to the last.
+    /// Rules, which are tried from the first to the last.
     pub rules: Vec<Rule>,
 }
 
@@ -228,7 +229,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Each of the five ways, for tests that draw one.
+    /// All ways into a chain, for tests that choose one.
     pub const ALL: [Self; 5] = [
         Self::Jump,
         Self::Forward,
@@ -238,18 +239,19 @@ impl Entry {
     ];
 }
 
-/// Conditions and what happens to a packet that meets all of them, in the order of evaluation.
+/// Conditions, and the actions for a packet that meets all of them, in the order of evaluation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule(pub Vec<Expression>);
 
 /// A condition or an action of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Expression {
-    /// The packet is of this transport protocol, whatever its ports.
+    /// The packet has this transport protocol, with any ports.
     Protocol(Protocol),
-    /// The packet is of the protocol with this number.
+    /// The packet has the protocol with this number.
     Numbered(u8),
-    /// The field has a value from the first to the last, of the field's type. For one value, both are equal.
+    /// The field has a value in this range, whose values have the field's type. For a single value,
+    /// both are equal.
     Within(Field, Value, Value),
     /// The field is in the set of this name.
     In(Field, String),
@@ -266,22 +268,24 @@ pub enum Expression {
     /// A TCP segment without a known connection that does not open one:
     /// `ct state new tcp flags & (fin | syn | rst | ack) != syn`.
     MiddleOfTcp,
-    /// An ICMPv6 message of this type, after a condition that the frame has IPv6.
+    /// An ICMPv6 message of this type. A condition that the frame has IPv6 must come first.
     Icmp6(u8),
-    /// Router and neighbour discovery of IPv6 that no router has forwarded:
+    /// Router and neighbour discovery of IPv6 that was not forwarded by a router:
     /// `icmpv6 type 133-137 ip6 hoplimit 255`.
     NeighbourDiscovery,
     /// The counter of this name counts the packet.
     Count(String),
     /// A copy of the packet goes to the netlink group of this number, with this text.
     Log(String, u16),
-    /// The verdict that the map of this name has for the field; without a verdict, the next expression.
+    /// Applies the verdict that the map of this name has for the field. If it has none, the next
+    /// expression follows.
     VerdictIn(Field, String),
     /// The end of the rule.
     Verdict(Verdict),
 }
 
-/// A field of a packet. It exists in packets of its protocol only; others do not meet the condition.
+/// A field of a packet. It exists only in packets of its protocol; other packets do not meet the
+/// condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
     /// Index of the interface by which the packet came: `iif`.
@@ -300,11 +304,11 @@ pub enum Field {
     Destination6,
     /// `tcp dport`, `udp dport` or `sctp dport`
     Port(Protocol),
-    /// The first sender of the packet's connection: `ct original ip saddr`.
+    /// The source of the connection's first packet: `ct original ip saddr`.
     Opener4,
     /// `ct original ip6 saddr`
     Opener6,
-    /// Who answers in the packet's connection: `ct reply ip saddr`.
+    /// The source of the connection's answers: `ct reply ip saddr`.
     Answerer4,
     /// `ct reply ip6 saddr`
     Answerer6,
@@ -317,8 +321,8 @@ pub enum Verdict {
     Accept,
     /// It ends here.
     Drop,
-    /// Evaluation goes on after the jump to this chain.
+    /// Evaluation continues after the jump to this chain.
     Return,
-    /// Evaluation goes on in the chain of this name.
+    /// Evaluation continues in the chain of this name.
     Jump(String),
 }

@@ -1,8 +1,9 @@
-//! Tables of rules for an access control that judges each packet once: local tables for the traffic of
-//! pods of the node in one direction, and a global table for traffic between these pods and other nodes.
+//! Tables of rules for an access control that judges each packet once: local tables for traffic of
+//! the node's pods in one direction, and a global table for traffic between these pods and other
+//! nodes.
 //!
-//! A local table combines both sides of a connection within the node (`combine`). Pods whose
-//! tables have equal rules share one.
+//! A local table combines both sides of a connection within the node (`combine`). Pods whose tables
+//! have equal rules share a table.
 
 mod combine;
 mod global;
@@ -23,15 +24,15 @@ use crate::{
     rule::{Action, Net, Rule},
 };
 
-/// The rules of a table, in order: the first that is about a packet judges it.
+/// The rules of a table, in order. The first rule that matches a packet judges it.
 pub type Rules = Arc<[Rule]>;
 
 /// All tables of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// Local tables, each with the pods that it is for. A pod without one is open.
+    /// Local tables, each with its pods. A pod without a table is open.
     pub local: BTreeMap<Rules, BTreeSet<PodId>>,
-    /// The table for traffic with other nodes; without rules, all of it passes.
+    /// The table for traffic with other nodes. If it has no rules, all of that traffic passes.
     pub global: Rules,
 }
 
@@ -41,7 +42,7 @@ pub struct View {
 pub struct InTwoTables(pub PodId);
 
 impl View {
-    /// The tables of these pods, which are all pods of a node. Local tables are about traffic of
+    /// The tables of these pods, which must be all pods of a node. Local tables are for traffic of
     /// direction `flow`.
     pub fn of(pods: &BTreeMap<PodId, PodRules>, flow: Flow) -> Self {
         let mut local: BTreeMap<Rules, BTreeSet<PodId>> = BTreeMap::new();
@@ -73,7 +74,7 @@ impl View {
     }
 }
 
-/// A name for a table with these rules: equal rules have equal names, on every node and in every
+/// A name for a table with these rules. Equal rules have equal names on every node and in every
 /// run.
 pub fn name(rules: &[Rule]) -> String {
     const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
@@ -86,9 +87,9 @@ pub fn name(rules: &[Rule]) -> String {
     format!("{hash:016x}")
 }
 
-/// Rules in order, each once. Two rules that differ only in whether they are about all IPv4 or all
-/// IPv6 addresses become one rule about any address. A permission wins over a refusal of the same
-/// packets, as in a pod's list, which has its refusal last.
+/// Rules in order, without duplicates. Two rules that differ only because one is for all IPv4
+/// addresses and one for all IPv6 addresses become one rule for any address. A permission wins over
+/// a refusal of the same packets, as in a pod's list, where the refusal is last.
 fn in_order(rules: Vec<Rule>) -> Vec<Rule> {
     let mut rules: BTreeSet<Rule> = rules.into_iter().collect();
     let [four, six] = whole_families();
@@ -118,7 +119,7 @@ fn in_order(rules: Vec<Rule>) -> Vec<Rule> {
         .collect()
 }
 
-/// All addresses of IPv4, and all of IPv6.
+/// All addresses of IPv4, and all addresses of IPv6.
 fn whole_families() -> [Net; 2] {
     [
         Net::Block(Ipv4Net::default().into()),

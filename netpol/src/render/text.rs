@@ -11,7 +11,7 @@ use super::{
 use crate::policy::Protocol;
 
 impl Display for Table {
-    /// One element or rule in a line, so that two texts can be compared line by line.
+    /// One element or rule per line, so that two texts can be compared line by line.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "table {} {} {{", self.family, self.name)?;
         for name in &self.counters {
@@ -77,7 +77,7 @@ fn write_elements<T: Display>(
 }
 
 impl Display for Change {
-    /// One command in a line.
+    /// One command per line.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for step in &self.steps {
             write_step(f, self, step)?;
@@ -172,7 +172,7 @@ impl Display for Element {
     }
 }
 
-/// A range of addresses that is a block is written as one.
+/// Writes a range. A range of addresses that is a block is written as a block.
 fn write_range(f: &mut Formatter<'_>, first: Value, last: Value) -> fmt::Result {
     if first == last {
         return first.fmt(f);

@@ -3,5 +3,5 @@
 pub mod acl;
 pub mod sessions;
 
-/// Beginning of the names of our tables.
+/// Prefix of our tables' names.
 const PREFIX: &str = "contiv-policy-";

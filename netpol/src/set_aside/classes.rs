@@ -10,18 +10,18 @@ use crate::{
     render::nft::Need,
 };
 
-/// Pods with the same policies about a direction. They share a chain.
+/// Pods with the same policies for one direction. They share a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class {
     pub(super) flow: Flow,
     pub(super) family: Family,
     /// Policies that restrict the direction: at least one, all of one namespace.
     pub(super) policies: Vec<PolicyId>,
-    /// Ports that the policies may name, if they name any.
+    /// Named ports of the pods, if the policies may use names.
     pub(super) ports: NamedPorts,
 }
 
-/// A class that pods have.
+/// A class to which pods belong.
 #[derive(Debug)]
 pub(super) struct Entry {
     users: usize,
@@ -29,7 +29,7 @@ pub(super) struct Entry {
     pub(super) needs: Vec<Need>,
 }
 
-/// Rules of chains, and elements of the sets of ranges that they name.
+/// Number of rules of chains, and of elements in the sets of ranges that they name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) rows: usize,
@@ -88,7 +88,7 @@ impl Entry {
         }
     }
 
-    /// What the chain needs without some of its policies.
+    /// What the chain of a class needs without some of its policies.
     fn sum(&self, class: &Class, without: impl Fn(&PolicyId) -> bool) -> Sum {
         let mut sum = Sum { rows: 1, ranges: 0 };
         for (_, need) in self.of_chain(class, without) {
@@ -112,9 +112,10 @@ impl Entry {
 }
 
 impl Classes {
-    /// Follows pods whose policies may have changed, or may need more or less than before.
+    /// Updates pods whose policies may have changed, or may need more or less than before.
     pub(super) fn follow(&mut self, pods: &BTreeSet<PodId>, processor: &Processor) {
-        // All are released first: what a policy needs is counted when its class gets a first pod.
+        // All classes are released first, because the needs of a policy are counted when its class
+        // gets its first pod.
         for id in pods {
             for class in self.of_pod.remove(id).unwrap_or_default() {
                 self.release(&class);
@@ -143,7 +144,7 @@ impl Classes {
         sums.fold(Sum::default(), Sum::plus)
     }
 
-    /// The chains that are made without some policies, each with the policies that it is made of.
+    /// The chains that remain without some policies, each with the policies of which it is made.
     pub(super) fn chains(
         &self,
         without: impl Fn(&PolicyId) -> bool + Copy,

@@ -9,7 +9,8 @@ use crate::{
     render::ruleset::{self, Element, Entry, Expression, Field, Table, Value},
 };
 
-/// The verdict by the chains of forwarded packets. The interface by which the packet came is not known.
+/// The verdict by the chains for forwarded packets. The interface by which the packet came is not
+/// known.
 pub(crate) fn by_table<'a>(table: &'a Table, packet: &Packet) -> Verdict<'a> {
     let mut judge = Judge {
         table,
@@ -40,13 +41,13 @@ struct Judge<'a, 'p> {
 
 /// How a rule ends.
 enum End<'a> {
-    /// A condition does not hold, or there is no verdict: the next rule.
+    /// A condition does not hold, or there is no verdict: the next rule follows.
     Next,
     Verdict(&'a ruleset::Verdict),
 }
 
 impl<'a> Judge<'a, '_> {
-    /// Whether a chain lets the packet pass; `None` if it leaves that to the chain it came from.
+    /// Whether a chain lets the packet pass; `None` if the chain that jumped to it decides.
     fn chain(&mut self, name: &'a str) -> Option<bool> {
         for rule in &self.table.chains.get(name)?.rules {
             let End::Verdict(verdict) = self.rule(rule) else {

@@ -1,4 +1,4 @@
-//! Judges by the documents as they are written, without any of the steps that renderings share.
+//! Judges by the documents themselves, without any of the steps that renderings share.
 
 use std::{
     cmp::Reverse,
@@ -16,13 +16,13 @@ use crate::{
     selector::Selector,
 };
 
-/// Label that has the name of its namespace.
+/// Label whose value is the name of its namespace.
 const NAME: &str = "kubernetes.io/metadata.name";
 
-/// All objects that policies are about.
+/// All objects that matter for policies.
 #[derive(Clone, Debug, Default)]
 pub struct World {
-    /// Pods. Of several that claim an address, the youngest is the peer.
+    /// Pods. If several claim an address, the youngest is the peer.
     pub pods: Vec<Pod>,
     /// Namespaces that have an object.
     pub namespaces: Vec<Namespace>,
@@ -57,8 +57,8 @@ impl World {
         pods.filter(move |pod| pod.addresses.contains(&address))
     }
 
-    /// The verdict by the policies of every pod that claims the sender's address or the receiver's.
-    /// Policies of a pod for which `judged` is false are left to another node.
+    /// The verdict by the policies of every pod that claims the sender's or the receiver's address.
+    /// Pods for which `judged` is false are left to another node.
     pub fn judge(&self, packet: &Packet, judged: impl Fn(&Pod) -> bool) -> Verdict<'_> {
         let (from, to) = (self.pod_at(packet.source), self.pod_at(packet.destination));
         if let (Some(from), Some(to)) = (from, to)
@@ -161,8 +161,8 @@ impl World {
         }
     }
 
-    /// Whether a selector selects a namespace. Only the name of a namespace without an object is
-    /// known, so that only requirements on the name hold.
+    /// Whether a selector selects a namespace. Of a namespace without an object, only the name is
+    /// known, so that only requirements on the name can hold.
     fn selects(&self, selector: &Selector, namespace: &str) -> bool {
         let known = self
             .namespaces

@@ -1,4 +1,4 @@
-//! Judges by the exports for a VPP vswitch as the vswitch would.
+//! Judges by the exports for a VPP vswitch, as the vswitch would.
 
 use std::cmp::Reverse;
 
@@ -39,7 +39,8 @@ pub fn by_acls<'a>(acls: &'a [Acl], local: &Local, packet: &Packet) -> Verdict<'
     all.unwrap_or_else(|| Verdict::passed(By::Open(Flow::Ingress)))
 }
 
-/// The verdict by the session rules of a node, which are about TCP and UDP only: `None` for other packets.
+/// The verdict by the session rules of a node, which exist only for TCP and UDP; `None` for other
+/// packets.
 pub(crate) fn by_sessions<'a>(
     rules: &'a [SessionRule],
     local: &Local,

@@ -1,4 +1,4 @@
-//! The order of rules is total, and a rule about a part of another's packets comes first.
+//! The order of rules is total, and a rule for a part of another rule's packets comes first.
 
 use std::cmp::Ordering;
 
@@ -55,7 +55,7 @@ fn rule(random: &mut Random) -> Rule {
     }
 }
 
-/// A rule about a part of another's packets, if one is found soon.
+/// A random rule for a part of another rule's packets; `None` if none is found in a few tries.
 fn part_of(random: &mut Random, whole: Rule) -> Option<Rule> {
     let parts = (0..20).map(|_| {
         let mut part = whole;

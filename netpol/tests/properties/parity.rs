@@ -21,7 +21,7 @@ use super::{
 const SETS: u64 = 1_000;
 const PACKETS: usize = 1_000;
 
-/// How many packets each rendering judged, and how many of them it dropped.
+/// For each rendering, the number of packets that it judged, and the number that it dropped.
 type Tally = BTreeMap<&'static str, (usize, usize)>;
 
 #[test]
@@ -43,7 +43,7 @@ fn parity_of_renderings() {
     }
     let (_, aside) = all["set aside"];
     assert!(aside > 100, "{aside} policies were set aside");
-    // Session rules are about IPv4, and about TCP and UDP.
+    // Session rules exist only for IPv4, TCP and UDP.
     for (judge, least) in [
         ("reading", 1_000_000),
         ("rules", 1_000_000),
@@ -92,7 +92,7 @@ fn check_set(set: u64, families: Families, tally: &mut Tally) {
     nodes.iter().for_each(|(_, node)| check_exports(node));
 }
 
-/// A node judges the sides of its own pods.
+/// Checks a packet on a node, which judges for its own pods.
 fn check_packet(
     place: (u64, &str),
     node: &Node,
@@ -117,7 +117,7 @@ fn check_packet(
     }
 }
 
-/// What is exported can be read back.
+/// Checks that exports can be read back.
 fn check_exports(node: &Node) {
     let document = acl::to_json(&node.acls);
     let acls = acl::from_json(&document).unwrap();
@@ -154,7 +154,8 @@ fn check_exports(node: &Node) {
     }
 }
 
-/// A rule about all addresses of IPv4 is about everyone, because session rules have no other family.
+/// The rule as session rules express it: all IPv4 addresses mean everyone, because session rules
+/// have no other family.
 fn as_session_rules_have_it(mut rule: Rule) -> Rule {
     if rule.destination == Net::Block("0.0.0.0/0".parse().unwrap()) {
         rule.destination = Net::Any;

@@ -1,4 +1,4 @@
-//! Numbers that are the same in every run.
+//! Random numbers that are the same in every run.
 
 /// A generator (xorshift) with its state.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ impl Random {
         usize::try_from(self.0 >> 33).unwrap() % limit
     }
 
-    /// True in `of` of `all` cases.
+    /// True in `of` of `all` cases on average.
     pub(crate) fn chance(&mut self, of: usize, all: usize) -> bool {
         self.below(all) < of
     }

@@ -1,4 +1,4 @@
-//! When renderers write, and what a change that fails leaves.
+//! Checks when renderers write, and the state after a change that fails.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -38,7 +38,7 @@ impl Stack for Counting {
     }
 }
 
-/// Pods with addresses 10.1.0.1 and on, of which none may receive anything.
+/// Pods with the addresses 10.1.0.1 and following. None of them may receive anything.
 fn pipeline(pods: u8) -> Pipeline {
     let mut pipeline = Pipeline::new("one", Limits::default());
     let policy = json!({
@@ -89,7 +89,7 @@ fn a_stack_is_written_only_if_its_tables_change() {
         renderer.commit(&txn(&three, true)).unwrap();
         assert_eq!((renderer.stack.applied, renderer.stack.changes), (1, 1));
     }
-    // The pods share a table, which one pod leaves.
+    // The pods share a table, and one of them leaves it.
     renderer.commit(&txn(&pipeline(2), true)).unwrap();
     assert_eq!((renderer.stack.applied, renderer.stack.changes), (2, 2));
     assert_eq!(renderer.tables.view().local.len(), 1);

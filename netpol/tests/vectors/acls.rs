@@ -1,4 +1,4 @@
-//! Access lists: which there are, where they are applied, and which connections pass.
+//! Access lists: their names, where they are applied, and which connections pass.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +16,18 @@ use serde_json::Value;
 
 use super::read::{cases, fields, list, number, packet, pod, pod_rules, pods, text};
 
-/// A vswitch that has what the last change brought.
+/// A vswitch with the result of the last change.
 struct Vswitch {
     tables: Tables,
     pods: BTreeMap<PodId, PodRules>,
     acls: Vec<Acl>,
     commits: usize,
-    /// Lists that were written or removed.
+    /// Number of lists that were written or removed.
     changes: usize,
 }
 
 impl Vswitch {
-    /// A vswitch with these lists, which a program finds there when it starts.
+    /// A vswitch that already has these lists when the program starts.
     fn with(acls: Vec<Acl>) -> Self {
         let mut tables = Tables::new(Flow::Ingress);
         tables.resync(acl::import(&acls)).unwrap();
@@ -129,7 +129,7 @@ fn connections_pass_as_expected() {
     assert!(connections >= 150, "{connections}");
 }
 
-/// The pods of the node, including those that have no rules.
+/// The pods of the node, including pods that have no rules.
 fn local(case: &Value) -> Local {
     let others = pods(&case["pods_on_another_node"]);
     let local = fields(&case["pod_ips"]).map(|(id, address)| (text(address), pod(id)));
@@ -153,7 +153,7 @@ fn check_connection(
     let by_tables = by_tables(vswitch.tables.view(), Flow::Ingress, local, &packet);
     let by_acls = by_acls(&vswitch.acls, local, &packet);
     let mut verdicts = vec![("tables", by_tables), ("ACLs", by_acls)];
-    // A table knows what a pod may send only if the pod that receives has rules too.
+    // A table knows what a pod may send only if the receiving pod also has rules.
     let receiver = PodId::parse(text(&connection["to"]));
     if receiver.is_none_or(|pod| vswitch.pods.contains_key(&pod)) {
         verdicts.push(("rules", by_rules(&vswitch.pods, local, &packet)));

@@ -1,4 +1,4 @@
-//! From policies to rules, and how all renderers get the same rules.
+//! Rules from policies, and that all renderers get the same rules.
 
 use std::{
     cell::RefCell,
@@ -27,7 +27,7 @@ use super::read::{cases, fields, list, number, packet, pod, protocol, rules, tex
 /// A label that only the pod of this name has.
 const ONLY: &str = "only";
 
-/// The pods of a case, each with a label of its own.
+/// The pods of a case, each with its own label.
 fn cluster(ips: &Value) -> Pipeline {
     let mut pipeline = Pipeline::new("node", Limits::default());
     for (id, address) in fields(ips) {

@@ -1,4 +1,4 @@
-//! The order of rules, and blocks from which parts are excepted.
+//! The order of rules, and blocks with excepted parts.
 
 use ipnet::IpNet;
 use netpol::{blocks::pieces, policy::Block};

@@ -1,4 +1,4 @@
-//! The data as values of the crate.
+//! Reads the data into values of the crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use netpol::{
 };
 use serde_json::Value;
 
-/// The cases of a file, of which there are this many.
+/// The cases of a file, which must have this number of cases.
 pub(crate) fn cases(text: &str, number: usize) -> Vec<Value> {
     let cases: Vec<Value> = serde_json::from_str(text).unwrap();
     assert_eq!(cases.len(), number);
@@ -24,7 +24,7 @@ pub(crate) fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().unwrap().iter()
 }
 
-/// The fields of a mapping; none if it is absent.
+/// The fields of a mapping; empty if it is absent.
 pub(crate) fn fields(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let map = value.as_object().into_iter().flatten();
     map.map(|(key, value)| (key.as_str(), value))
@@ -46,7 +46,7 @@ pub(crate) fn pods(value: &Value) -> BTreeSet<PodId> {
     list(value).map(|id| pod(text(id))).collect()
 }
 
-/// The direction of local tables.
+/// The direction that local tables are for.
 pub(crate) fn orientation(case: &Value) -> Flow {
     match text(&case["orientation"]) {
         "EGRESS" => Flow::Ingress,

@@ -1,4 +1,4 @@
-//! Session rules of tables, and how many of them a change writes or removes.
+//! Session rules of tables, and the number of them that a change writes or removes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Tables of pods and of the node, and which of them change.
+//! Tables of pods and of the node, and the tables that a change affects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,7 +67,7 @@ fn changes_of_tables() {
             check(tables.view(), expect, &case["id"]);
             let tracked: BTreeSet<PodId> = tables.pods().cloned().collect();
             assert_eq!(tracked, pods(&expect["tracked_pods"]), "{}", case["id"]);
-            // The same change once more.
+            // The same change comes once more.
             let mut change = tables.begin();
             for (id, of) in fields(&step["update"]) {
                 change.update(pod(id), pod_rules(of));

@@ -1,7 +1,7 @@
 //! Connections to sockets of another user.
 //!
-//! A root without CAP_DAC_OVERRIDE, as in a container, may not connect to the socket of a proxy that
-//! has changed its user. It may become that user for a moment, as the proxy did.
+//! Root without CAP_DAC_OVERRIDE, as in a container, may not connect to the socket of a proxy that
+//! has changed its user. Root may become that user for a moment, as the proxy did.
 
 use std::{
     fs, io,
@@ -13,7 +13,8 @@ use daemon::{command_line::failure, unix_socket};
 use nix::unistd::{Gid, Uid, setegid, seteuid};
 use tokio::net::UnixStream;
 
-/// Connects. If root is not permitted to, connects as the owner of the socket.
+/// Connects to the socket at `path`. If root is not permitted to, it connects as the socket's
+/// owner.
 pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
     match UnixStream::connect(path).await {
         Err(error) if is_refused_root(&error) => {
@@ -39,7 +40,7 @@ fn is_refused_root(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied && Uid::effective().is_root()
 }
 
-/// The time for which this process acts as another user.
+/// Lets this process act as another user until the value is dropped.
 struct Owner {
     group: Gid,
 }

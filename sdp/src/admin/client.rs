@@ -32,9 +32,9 @@ use crate::config::{
     args::{Command, Settings},
 };
 
-/// Longest time for an answer; a proxy that needs longer hangs.
+/// Time limit for an answer. A proxy that takes longer counts as hanging.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Most bytes of an answer that are read: far more than the rules of one endpoint have. Any process
+/// Maximum length of an answer, in bytes: far more than the rules of one endpoint need. Any process
 /// of the proxies' user may serve the socket, so its answers need a limit.
 const LARGEST_ANSWER: usize = 16 << 20;
 /// Interval between two checks whether a draining proxy has exited.
@@ -150,7 +150,8 @@ async fn running(settings: &Settings) -> Vec<Running> {
     running
 }
 
-/// Fails if a name was given, and no proxy ever listened under it. `others` gives the sockets of this node.
+/// Fails if `--name` was given and there is no socket of that name. `others` gives the sockets of
+/// this node.
 fn refuse_unknown(
     settings: &Settings,
     socket: &Path,
@@ -180,7 +181,7 @@ fn refuse_unknown(
     )
 }
 
-/// Fails if no other proxy of this node would get the queries of the one at `socket`.
+/// Fails if no other proxy of this node would get the queries of the proxy at `socket`.
 async fn refuse_last(socket: &Path) -> anyhow::Result<()> {
     let status: Status = call(socket, Method::GET, "/status", &()).await?;
     let has_slots = status.replicas.iter().any(|replica| replica.is_this);
@@ -260,7 +261,7 @@ fn sockets() -> anyhow::Result<Vec<PathBuf>> {
     }
 }
 
-/// Sockets of proxies, without those of killed proxies.
+/// Sockets of proxies, without the sockets of killed proxies.
 fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -339,7 +340,7 @@ async fn request(
     })
 }
 
-/// The proxy's reason why it does not answer the question.
+/// Why the proxy does not answer the question, in the proxy's words.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refused(String);
@@ -435,7 +436,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let _live = UnixListener::bind(at("one.sock")).unwrap();
-        // The file stays, as after kill -9.
+        // Dropping the listener leaves its file behind, as `kill -9` does.
         drop(UnixListener::bind(at("killed.sock")).unwrap());
         drop(UnixListener::bind(at("other")).unwrap());
         assert_eq!(sockets_in(directory.path()).unwrap(), [at("one.sock")]);

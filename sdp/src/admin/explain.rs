@@ -162,7 +162,7 @@ fn explain(shared: &Shared, client: IpAddr, question: &ExplainQuestion) -> Expla
     explanation
 }
 
-/// The rules for a port, as one list.
+/// The rules for one port and transport, as one list.
 fn rules_at(rules: EndpointRules, port: u16, transport: Transport) -> PortRules {
     let ports = rules.ports.into_iter();
     let at_port = ports.filter(|of| of.port == port && of.transport == transport);
@@ -173,15 +173,15 @@ fn rules_at(rules: EndpointRules, port: u16, transport: Transport) -> PortRules 
     }
 }
 
-/// A server whose queries come to the proxy; an unknown server if no rule names one.
+/// A server for which queries come to the proxy; an unknown server if no rule names a server.
 fn any_server(port: &PortRules) -> (IdentityId, IpAddr) {
     let rule = port.at_proxy().into_iter().flatten().next();
     let unknown = (IdentityId::UNKNOWN, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     rule.map_or(unknown, |rule| a_server_of(&rule))
 }
 
-/// Judges each rule alone: for the given server, or for a server of the rule whose queries come to
-/// the proxy.
+/// Judges each rule alone: for the given server, or for one of the rule's servers that are queried
+/// through the proxy.
 fn judged<'a>(
     port: &PortRules,
     server: Option<(IdentityId, IpAddr)>,
@@ -275,7 +275,7 @@ fn words(verdict: Verdict, server_given: bool) -> (String, String) {
 }
 
 impl Explanation {
-    /// The explanation with the question, and no answer yet.
+    /// An explanation that has the question but no verdict yet.
     fn of(
         shared: &Shared,
         client: IpAddr,

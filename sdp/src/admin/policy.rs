@@ -15,7 +15,7 @@ use crate::{link::state::RulesOrigin, shared_state::Shared};
 /// Filter for the rules that are shown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyQuestion {
-    /// Endpoint whose rules are shown. `None`: those of every endpoint.
+    /// Endpoint whose rules are shown. `None`: the rules of every endpoint.
     pub endpoint: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct PolicyAnswer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EndpointView {
     pub endpoint: u16,
-    /// Rules of the endpoint. A port and transport without an entry is denied.
+    /// Rules of the endpoint. Queries to a port and transport without an entry are denied.
     pub ports: Vec<PortView>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct PortView {
     pub port: u16,
     /// `udp` or `tcp`.
     pub protocol: String,
-    /// Any of these must allow a query.
+    /// A query is allowed if any of these rules allows it.
     pub rules: Vec<RuleView>,
 }
 
@@ -50,9 +50,9 @@ pub(crate) struct PortView {
 pub(crate) struct RuleView {
     /// The selector in the words of the policy.
     pub selector: String,
-    /// Servers it is about, in words.
+    /// Servers that the rule is about, in words.
     pub servers: String,
-    /// Names it allows, in words.
+    /// Names that the rule allows, in words.
     pub names: Vec<String>,
 }
 

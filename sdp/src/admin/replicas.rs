@@ -11,7 +11,7 @@ use shared_maps::{
 /// One proxy of this node, from the steering maps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Replica {
-    /// Process id, as seen in the PID namespace of that proxy.
+    /// Process id in the PID namespace of the proxy.
     pub pid: u32,
     /// Whether this is the proxy that answers the request.
     pub is_this: bool,
@@ -21,11 +21,11 @@ pub(crate) struct Replica {
     pub slots: Vec<u32>,
     /// Age of the oldest heartbeat of its slots, milliseconds.
     pub silent_ms: u64,
-    /// Whether new packets go to it.
+    /// Whether new packets go to this proxy.
     pub live: bool,
 }
 
-/// Every owner of a slot; empty where there are no steering maps. `own`: slots of this process.
+/// Every owner of a slot; empty where there are no steering maps. `own`: the slots of this process.
 pub(super) fn replicas(bpf_root: &Path, own: &[u32]) -> Vec<Replica> {
     let path = Globals::new(bpf_root).path(SLOTS_NAME);
     let Ok(slots) = Map::<u32, Slot>::open(&path, MapKind::Array, Access::ReadOnly) else {
@@ -38,8 +38,8 @@ pub(super) fn replicas(bpf_root: &Path, own: &[u32]) -> Vec<Replica> {
     group(all, (own, std::process::id()), monotonic_ns())
 }
 
-/// Containers with PID namespaces of their own may all be process 1: a process id alone does not
-/// tell which of them is this process.
+/// Proxies in containers may all have process id 1, each in a PID namespace of its own. So the
+/// process id alone does not tell which of them is this process.
 fn group(
     slots: impl Iterator<Item = (u32, Slot)>,
     (own, this): (&[u32], u32),

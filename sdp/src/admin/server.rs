@@ -18,13 +18,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{AdminError, AdminState, SocketKind};
 use crate::config::Config;
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// The socket of the metrics address, if there is one.
 ///
-/// It is bound as the user that starts the proxy: the kernel lets a replica share the port only
-/// with sockets of one user, and earlier releases bound it as root.
+/// It is bound as the user that starts the proxy: the kernel lets replicas share a port only if one
+/// user bound all of their sockets, and earlier releases bound theirs as root.
 #[derive(Debug)]
 pub struct MetricsListener(Option<std::net::TcpListener>);
 
@@ -111,7 +111,7 @@ pub fn remove_left(path: &Path) -> io::Result<bool> {
 
 /// Whether `path` is a socket that no process serves any more.
 pub(super) fn is_left(path: &Path) -> io::Result<bool> {
-    // Connecting to a file that is no socket is refused, too.
+    // Connecting to a file that is not a socket also fails with "connection refused".
     let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
     let connected = unix_socket::connect_now(path);
     let refused = connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
@@ -160,7 +160,8 @@ fn bind_metrics(config: &Config) -> Result<Option<std::net::TcpListener>, AdminE
     }
 }
 
-/// Binds with SO_REUSEPORT: a surge replica is scraped together with its predecessor.
+/// Binds with SO_REUSEPORT, so that a surge replica and its predecessor can have the address at
+/// once.
 fn bind_shared(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if address.is_ipv6() {

@@ -1,5 +1,5 @@
-//! `status`: the state of a proxy. The shape is for programs, too: docs/src/observing.md lists
-//! the fields that stay, and golden files show all of them.
+//! `status`: the state of a proxy. Programs read it, too: docs/src/observing.md lists the fields
+//! that stay, and golden files show all fields.
 
 mod text;
 
@@ -27,8 +27,8 @@ use crate::{
     transparent::Mode,
 };
 
-/// Everything about one proxy. Fields that were added later have defaults, because a command of
-/// this release also asks proxies of the previous one.
+/// Everything about one proxy. Newer fields have defaults, because a command of this release also
+/// asks proxies of the previous release.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
     /// Name of this instance (`--name`).
@@ -42,7 +42,7 @@ pub(crate) struct Status {
     pub leaving: bool,
     pub drain: Draining,
     pub proxy_port: u16,
-    /// Addresses of the listeners, UDP and TCP each.
+    /// Addresses on which the proxy listens, each over UDP and TCP.
     pub listeners: Vec<SocketAddr>,
     /// Number of UDP workers, each with a thread of its own.
     pub workers: usize,
@@ -58,11 +58,11 @@ pub(crate) struct Status {
     pub replicas: Vec<Replica>,
     /// Source address of queries to servers.
     pub transparent: Mode,
-    /// Remaining rights of the process.
+    /// Privileges that the process still has.
     pub privileges: Privileges,
     /// Endpoints' files that were not used at the start.
     pub skipped_files: Vec<Skipped>,
-    /// State of the journal, which stores mappings that are not durable.
+    /// State of the journal, which stores mappings that the agent has not made durable.
     pub journal: JournalStatus,
     /// State of the file with a Cilium agent's rules, for a start without the agent.
     pub rules_journal: RulesJournalStatus,
@@ -81,7 +81,7 @@ pub(crate) struct Status {
 pub(crate) struct Draining {
     /// Milliseconds since the drain began; `None` if there is no drain.
     pub since_ms: Option<u64>,
-    /// Longest time that a drain may take, milliseconds.
+    /// Time limit of a drain, milliseconds.
     pub limit_ms: u64,
 }
 

@@ -6,19 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::steering::SteeringStatus;
 
-/// Whether connections that a closing listener has not accepted yet go to another one.
+/// Setting of the kernel: whether connections that a closing listener has not accepted go to
+/// another listener.
 const MIGRATE: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
 
 /// Steering, for people and programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Steering {
-    /// Whether slots decide which packets come here.
+    /// Whether slots decide which packets come to this proxy.
     pub on: bool,
     /// Slots of this proxy; empty where the kernel's hash distributes packets.
     pub slots: Vec<u32>,
     /// Whether a replica loses no query when it leaves while another one runs.
     pub replacement_loses_nothing: bool,
-    /// Whether a replica that hangs or was killed gets nothing new.
+    /// Whether a replica that hangs or was killed gets no new packets.
     pub failed_are_bypassed: bool,
     /// The state in a sentence, with the consequences and the remedy.
     pub text: String,
@@ -74,7 +75,7 @@ impl Steering {
     }
 }
 
-/// Whether the kernel gives connections of a closing listener to another one of its group.
+/// Whether the kernel gives connections of a closing listener to another listener of its group.
 pub(crate) fn connections_migrate() -> bool {
     fs::read_to_string(MIGRATE).is_ok_and(|value| value.trim() != "0")
 }

@@ -31,7 +31,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("debug", "log-level"),
 ];
 
-/// Why a configuration file was not taken.
+/// Why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error(transparent)]

@@ -1,5 +1,5 @@
-//! The journal's directory: only this program and root may write to it, because a journal in it
-//! is accepted as the mappings of a proxy that ended, and the rules in it as those of the agent.
+//! The journal's directory. Only this program and root may write to it, because a journal in it is
+//! accepted as the mappings of a proxy that ended, and rules in it are accepted as the agent's.
 
 use std::{
     fs::{self, DirBuilder},
@@ -20,7 +20,7 @@ pub(crate) fn make(dir: &Path) -> io::Result<()> {
     check(dir)
 }
 
-/// Refuses a directory that another user could write to.
+/// Refuses a directory to which another user can write.
 pub(crate) fn check(dir: &Path) -> io::Result<()> {
     let found = fs::metadata(dir)?;
     let own = Uid::effective().as_raw();

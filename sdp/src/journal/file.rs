@@ -1,9 +1,9 @@
-//! Journal files: the one of this process, and those whose writer is gone.
+//! Journal files: the file of this process, and files of processes that have ended.
 //!
-//! A file belongs to the process that holds its lock (`flock`), which the kernel gives back when
-//! the process ends, however it ends. Nothing is ever synced to the disk: a killed process leaves
-//! what it wrote in the page cache, and what a crash of the machine takes belongs to an earlier
-//! boot, whose entries are never used.
+//! A file belongs to the process that holds its lock (`flock`). The kernel releases the lock when
+//! the process ends for any reason. Nothing is ever synced to the disk: what a killed process wrote
+//! stays in the page cache. A crash of the machine may lose writes, but entries of an earlier boot
+//! are never used.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,7 +19,7 @@ use crate::regular_file;
 const ENDING: &str = "journal";
 /// Extension of a file that is being made.
 const NEW: &str = "new";
-/// Most bytes of a file. A longer one is no journal of ours.
+/// Maximum length of a file, in bytes. A longer file is not one of our journals.
 const MAX_FILE: u64 = 256 << 20;
 
 /// A locked file that this process appends to.
@@ -70,7 +70,7 @@ impl OwnFile {
     /// Appends records. After an error the file has its former content.
     pub(super) fn append(&mut self, records: &[u8]) -> io::Result<()> {
         if let Err(error) = self.file.write_all(records) {
-            // Half a record would hide those that follow it.
+            // Half a record would hide the records after it.
             self.file.set_len(self.len)?;
             return Err(error);
         }
@@ -106,7 +106,7 @@ impl OwnFile {
     }
 }
 
-/// A file whose writer is gone, locked by us.
+/// A file whose writer has ended, locked by this process.
 #[derive(Debug)]
 pub(super) struct Orphan {
     path: PathBuf,

@@ -12,13 +12,15 @@ use crate::mapping::pairs::{AgentAck, Key, PairTable};
 /// One entry for the journal.
 #[derive(Clone, Debug)]
 pub enum Note {
-    /// No agent has made the mapping durable. It counts for this many seconds from `seen_at`.
+    /// No agent has made the mapping durable. The mapping counts for this many seconds from
+    /// `seen_at`.
     Learned(Mapping, u32),
     /// The agent's disk has these pairs as they were sent.
     Settled(Key, Vec<IpAddr>, AgentAck),
     /// The agent never accepts these pairs as they were sent.
     Forgotten(Key, Vec<IpAddr>, AgentAck),
-    /// The agent revokes these pairs: without a name all, without addresses all of the name.
+    /// The agent revokes these pairs. No name stands for all names, and no addresses for all
+    /// addresses of the name.
     Revoked(Option<Fqdn>, Vec<IpAddr>),
 }
 
@@ -33,7 +35,7 @@ impl Note {
     }
 }
 
-/// A mapping from a journal, and for how many seconds from `seen_at` it counts.
+/// A mapping from a journal, and the number of seconds from `seen_at` for which it counts.
 pub type Written = (Mapping, u32);
 
 /// Table of the pairs that the journal's file must contain.
@@ -43,8 +45,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Holds `limit` pairs at most. Above it, the endpoint with most pairs loses those that end
-    /// soonest.
+    /// A ledger of at most `limit` pairs. Above the limit, the endpoint with the most pairs loses
+    /// the pairs that end soonest.
     pub fn new(limit: usize) -> Self {
         Self {
             pairs: PairTable::new(limit),
@@ -53,8 +55,8 @@ impl Ledger {
 
     /// Takes a note, and appends its record to `out` if the file needs one.
     ///
-    /// That a pair is durable is not written: sending it to an agent once more does no harm. A
-    /// revocation is written: sending a revoked pair again would open what was closed.
+    /// A durable pair needs no record: sending the pair to an agent again does no harm. A
+    /// revocation needs a record: sending a revoked pair again would open what was closed.
     pub fn take(&mut self, note: &Note, out: &mut Vec<u8>) {
         match note {
             Note::Learned(mapping, lasts) => {
@@ -108,7 +110,8 @@ impl Ledger {
         self.pairs.expire(now);
     }
 
-    /// Removes one sixteenth of the pairs: from the endpoints with most pairs, those that expire first.
+    /// Removes one sixteenth of the pairs: the pairs that end soonest, of the endpoints with the
+    /// most pairs.
     pub fn shrink(&mut self) {
         if !self.pairs.is_empty() {
             self.pairs.shrink();
@@ -145,7 +148,7 @@ mod tests {
         Note::Learned(mapping(name, addresses, 60, seen), 60)
     }
 
-    /// A ledger and the file that was appended to along with it.
+    /// A ledger that took the notes, and the file that contains their records.
     fn written(notes: &[Note]) -> (Ledger, Vec<u8>) {
         let mut ledger = Ledger::new(1000);
         let mut file = ledger.image(BOOT, at(0));

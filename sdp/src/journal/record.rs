@@ -26,17 +26,17 @@ const VERSION: u16 = 1;
 const BOOT_ID: usize = 36;
 /// Length of the header, bytes.
 pub(super) const HEADER: usize = 8 + 2 + BOOT_ID + 4;
-/// Longest body that is accepted, in bytes: a name and the addresses of a message of 64 KiB.
+/// Maximum length of a body, in bytes: a name and the addresses of a message of 64 KiB.
 const MAX_BODY: usize = 128 * 1024;
-/// Longest name, presentation form (RFC 1035, 2.3.4 and 5.1).
+/// Maximum length of a name in presentation form, in bytes (RFC 1035, 2.3.4 and 5.1).
 const MAX_NAME: usize = 1024;
-/// Most addresses of one record.
+/// Maximum number of addresses in one record.
 const MAX_ADDRESSES: usize = 4096;
 
 const LEARNED: u8 = 1;
 const REVOKED: u8 = 2;
 
-/// Why a file is no journal of this boot that can be read.
+/// Why a file cannot be read as a journal of this boot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Shorter than a header, or not a journal, or its checksum is wrong.
@@ -55,9 +55,10 @@ pub enum HeaderError {
 /// One record of a journal file, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
-    /// A mapping, and for how many seconds from `seen_at` it counts (TTL or its floor).
+    /// A mapping, and the number of seconds from `seen_at` for which it counts (its TTL, or the
+    /// minimum TTL).
     Learned(Mapping, u32),
-    /// Revoked pairs: without a name all of them, without addresses all of the name.
+    /// Revoked pairs. No name stands for all names, and no addresses for all addresses of the name.
     Revoked(Option<Fqdn>, Vec<IpAddr>),
 }
 
@@ -93,8 +94,8 @@ pub(super) fn put_learned(out: &mut Vec<u8>, mapping: &Mapping, kept_for: u32) {
     });
 }
 
-/// Appends the record of a revocation. No name stands for every name, no addresses for all of the
-/// name.
+/// Appends the record of a revocation. No name stands for all names, and no addresses for all
+/// addresses of the name.
 pub(super) fn put_revoked(out: &mut Vec<u8>, name: Option<&Fqdn>, addresses: &[IpAddr]) {
     framed(out, |out| {
         out.push(REVOKED);
@@ -296,7 +297,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// CRC-32 as in IEEE 802.3: finds what a torn or damaged write left, nothing more.
+/// CRC-32 as in IEEE 802.3. It detects torn and damaged writes, and is no defence against forgers.
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     let step = |sum: u32, byte: &u8| {
         let [low, ..] = sum.to_le_bytes();

@@ -279,7 +279,7 @@ async fn the_file_stays_small_and_is_read_back() {
     one.journal.close().await;
 }
 
-/// The disk stands still while one endpoint asks for ever new names.
+/// The disk stands still while one endpoint asks for more and more names.
 #[test]
 fn an_endpoint_that_fills_the_queue_keeps_no_other_from_the_journal() {
     let journal = Journal::default();

@@ -1,4 +1,4 @@
-//! The thread that writes: nothing else of the process waits for the disk.
+//! The journal's writer thread: no other thread waits for the journal's disk.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -11,20 +11,20 @@ use super::{
     record::HeaderError,
 };
 
-/// Most pairs in the journal of one proxy. Above it, the endpoint with most pairs loses those that
-/// end soonest.
+/// Maximum number of pairs in the journal of one proxy. Above it, the endpoint with the most pairs
+/// loses the pairs that end soonest.
 pub(crate) const PAIRS: usize = 100_000;
-/// Most bytes of a file without superfluous records.
+/// Maximum length of a file without superfluous records, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 /// Below this length, in bytes, a file is not rewritten.
 const SMALL: u64 = 256 << 10;
-/// How often files without a writer are looked for.
+/// Interval at which the thread looks for files without a writer.
 pub(super) const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which expired pairs are removed, seconds.
 const EXPIRE: u64 = 10;
-/// How often a file that could not be written is tried again, seconds.
+/// Pause before another attempt after a failed write, seconds.
 const RETRY: u64 = 2;
-/// Mappings given to the sink at once.
+/// Number of mappings that are given to the sink at once.
 const GIVEN: usize = 256;
 
 /// Receives the mappings from journals of other processes.
@@ -38,7 +38,7 @@ pub(super) struct Writer {
     pub(super) adopt: Adopt,
     ledger: Ledger,
     file: Option<OwnFile>,
-    /// Whether records are missing in the file. Those that it has are valid.
+    /// Whether the file lacks records. The records that it has are valid.
     behind: bool,
     /// Adopted files whose content is not in this process's own file yet.
     taken: Vec<Orphan>,
@@ -64,7 +64,7 @@ impl Writer {
         }
     }
 
-    /// Works until the hand-over is closed.
+    /// Works until the journal is closed.
     pub(super) fn run(mut self, journal: &Journal) {
         loop {
             self.look_after(journal, BootTime::now());

@@ -24,7 +24,8 @@ pub(super) struct Complete {
 pub(super) enum Content {
     /// All rules; endpoints that are not listed have none.
     Snapshot(Vec<RulesOf>),
-    /// These endpoints changed, those have no rules any more; all others stay.
+    /// The changed endpoints have these rules, the removed endpoints have none any more, and all
+    /// others keep theirs.
     Delta {
         changed: Vec<RulesOf>,
         removed: Vec<EndpointId>,
@@ -56,7 +57,7 @@ impl Assembly {
         let epoch = convert::epoch(update.epoch.ok_or_else(|| odd("without an epoch"))?);
         let revision = update.revision;
         match update.kind {
-            // A kind that a later version added.
+            // A kind of message that a later version added.
             None => Ok(None),
             Some(wire::dns_rules_update::Kind::Endpoints(chunk)) => {
                 let part = self.part.get_or_insert_with(|| Part {
@@ -78,7 +79,8 @@ impl Assembly {
                     content,
                 }))
             }
-            // A later one follows a refusal: its chunks all said that more follows.
+            // A second one follows a refused revision: every chunk before it said that more chunks
+            // follow.
             Some(wire::dns_rules_update::Kind::SnapshotDone(_)) => {
                 self.had_snapshot = true;
                 let content = self.part.take().unwrap_or_default().snapshot();

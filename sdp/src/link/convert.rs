@@ -32,7 +32,7 @@ pub(super) fn state_dir(message: wire::StateDir) -> StateDir {
     }
 }
 
-/// The message with a state directory for the other side.
+/// Converts a state directory into a message for the other side.
 pub(super) fn to_state_dir(dir: &StateDir) -> wire::StateDir {
     let (device, inode) = dir.inode.unwrap_or_default();
     wire::StateDir {
@@ -42,7 +42,7 @@ pub(super) fn to_state_dir(dir: &StateDir) -> wire::StateDir {
     }
 }
 
-/// Why rules cannot be taken; refuses their whole revision.
+/// Why rules cannot be used. Their whole revision is then refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
     /// Number of an endpoint that does not fit into 16 bits.
@@ -68,7 +68,8 @@ pub enum RulesError {
     },
 }
 
-/// DNS rules of a state of the FQDNData service, and its malformed parts, which allow nothing.
+/// DNS rules in a state of the FQDNData service, and the state's malformed parts, which allow
+/// nothing.
 pub fn fqdndata_rules(state: fqdn_proto::fqdndata::PolicyState) -> (Vec<RulesOf>, Vec<String>) {
     let state = fqdndata::state(state);
     let _servers = state.servers();
@@ -259,15 +260,16 @@ pub(super) fn result(message: &wire::MappingResult) -> MappingResult {
     }
 }
 
-/// A revocation: its number, the name (`None`: every lease) and the addresses (empty: all of the
-/// name).
+/// Reads a revocation: its number, the name (`None` for every lease) and the addresses (none for
+/// all addresses of the name).
 pub(super) fn revocation(from: &wire::LeaseRevoked) -> (u64, Option<Fqdn>, Vec<IpAddr>) {
     let addresses: Vec<_> = from
         .addresses
         .iter()
         .filter_map(|bytes| address(bytes))
         .collect();
-    // An address that cannot be read widens the revocation: one lease too few only costs a wait.
+    // An address that cannot be read makes the revocation cover more: one lease too few only costs
+    // a wait.
     let unread = addresses.len() != from.addresses.len();
     let name = (!from.name.is_empty()).then(|| Fqdn::normalise(&from.name));
     (from.id, name, if unread { Vec::new() } else { addresses })

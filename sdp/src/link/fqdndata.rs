@@ -1,9 +1,9 @@
 //! A session of the FQDNData service of Cilium's agents (1.19 and later).
 //!
-//! The agent sends its whole state each time and waits for an answer before it
-//! sends another. It does not mark the first complete state. An endpoint in the state
-//! gets its rules at once, and an endpoint that is not in a state yet
-//! keeps its rules from before the session: see [`crate::kept_rules`].
+//! The agent sends its whole state in each message, and waits for an answer before it sends the
+//! next message. It does not mark the first complete state. An endpoint in the state gets its rules
+//! at once, and an endpoint that is not in a state yet keeps its rules from before the session: see
+//! [`crate::kept_rules`].
 
 mod calls;
 #[cfg(test)]
@@ -42,9 +42,9 @@ use crate::{
 };
 
 const STREAM: &str = "StreamPolicyState";
-/// A state holds every prefix of the cluster.
+/// Maximum length of a message, in bytes. A state holds every prefix of the cluster.
 const LARGEST_MESSAGE: usize = 512 << 20;
-/// The first state takes the agent a while to put together.
+/// Time limit for the first state, which takes the agent a while to put together.
 const FIRST_STATE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Longest time that rules wait to be written to the file for a start without an agent. A disk that
@@ -125,7 +125,7 @@ fn broken(what: &'static str, status: tonic::Status) -> SessionError {
     }
 }
 
-/// Puts states in force and acknowledges them, each once.
+/// Puts each state in force and acknowledges it.
 async fn follow(
     mut rules: Rules,
     mut states: Streaming<State>,
@@ -151,7 +151,7 @@ fn broke_off(error: &JoinError) -> SessionError {
     SessionError::Protocol(error.to_string())
 }
 
-/// Notes whose rules are in force as the session begins.
+/// Notes the endpoints whose rules are in force when the session begins.
 fn adopt_rules(link: &Link) {
     let mut writing = link.state.writing_rules();
     let in_force = link.policy.load().endpoints();
@@ -174,7 +174,8 @@ fn put_in_force(
     }
     keep(kept);
     let errors = policy.apply(rules, &gone);
-    // Set right after the rules are in force, because compiling them takes longer than this.
+    // The tables are set right after the rules are in force, because compiling the rules takes
+    // longer.
     maps.set_agent_tables(tables);
     end_rules_of_lost_endpoints(kept, maps, policy);
     if !rules.is_empty() {

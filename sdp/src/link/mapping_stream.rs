@@ -1,4 +1,4 @@
-//! Mappings up; results and revocations down.
+//! The stream that sends mappings to the agent, and receives results and revocations.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use super::{
 };
 
 const CALL: &str = "UpdateMappings";
-/// Most messages queued for the connection. More wait in the sink.
+/// Maximum number of messages queued for the connection. Further messages wait in the sink.
 const AHEAD: usize = 4;
 /// Interval at which collected refreshes that became due are sent.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
-/// While an answer waits for a result: how often the link notes that it has read all results.
+/// How often the link notes that it has read all results, while an answer waits for a result.
 const BEAT: Duration = Duration::from_millis(10);
 
 /// A stream whose first message, the agent's epoch, has come.
@@ -62,7 +62,8 @@ impl Opened {
     pub(super) async fn run(self, link: &Link) -> Result<Never, SessionError> {
         let Self { up, down, .. } = self;
         tokio::select! {
-            // Receiving comes first, so that a beat of the sending branch finds nothing unread.
+            // Receiving comes first, so that every message is read when the sending branch notes a
+            // beat.
             biased;
             ended = receive(link, down) => ended,
             ended = send(link, up) => ended,
@@ -137,7 +138,7 @@ async fn receive(
                 let (id, name, addresses) = convert::revocation(&revoked);
                 link.sink.revoke(id, name.as_ref(), &addresses);
             }
-            // A second epoch, or a kind that a later version added.
+            // A second epoch, or a kind of message that a later version added.
             Some(Kind::Epoch(_)) | None => {}
         }
     }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{config::AgentAddress, shared_tasks::SharedTasks};
 
-/// Agents send chunks of 1 MiB at most.
+/// Maximum length of a message, in bytes. Agents send chunks of at most 1 MiB.
 const LARGEST_MESSAGE: usize = 16 << 20;
 
 pub(super) type Client = FqdnPolicyClient<Channel>;
@@ -50,7 +50,7 @@ impl Drop for EndWithSession<'_> {
 /// Type of a loop that ends only with an error.
 pub(super) enum Never {}
 
-/// The tasks of mappings run in `tasks`: a worker that learned something sends it itself.
+/// The mapping stream runs in `tasks`, so that a worker that learned a mapping sends it itself.
 async fn begin(
     link: &Link,
     address: &AgentAddress,
@@ -91,7 +91,7 @@ async fn begin(
     }
 }
 
-/// The port to which the agent redirects queries, if it is not that of this proxy.
+/// The port to which the agent redirects queries, if it differs from the port of this proxy.
 fn other_proxy_port(link: &Link, agents: u32) -> Option<u16> {
     let agents = u16::try_from(agents).ok().filter(|port| *port != 0);
     let other = agents.filter(|port| *port != link.proxy_port)?;
@@ -103,7 +103,7 @@ fn other_proxy_port(link: &Link, agents: u32) -> Option<u16> {
     Some(other)
 }
 
-/// Both state directories, if the agent's is not that of this proxy.
+/// Both state directories, if the agent's differs from this proxy's.
 fn other_state_dir(link: &Link, agents: wire::StateDir) -> Option<StateDirs> {
     let own = StateDir::look(&link.state_dir);
     let agents = convert::state_dir(agents);

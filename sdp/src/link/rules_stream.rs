@@ -1,4 +1,4 @@
-//! Rules down; acknowledgements up.
+//! The stream that receives rules and acknowledges them.
 
 use fqdn_proto::native as wire;
 use tokio::{sync::mpsc, task::spawn_blocking};
@@ -16,7 +16,7 @@ const ACKS_AHEAD: usize = 16;
 
 /// Applies and acknowledges rules until the stream ends.
 ///
-/// The agent may take its time for the first message: it publishes nothing before it knows
+/// The first message has no time limit, because the agent publishes nothing before it knows
 /// everything. Its Hello has shown that it is alive.
 pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, SessionError> {
     let broken = |status| SessionError::Status {
@@ -34,7 +34,8 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
         let Some(complete) = assembly.push(update)? else {
             continue;
         };
-        // On another thread, because compiling rules may take seconds and mappings must go on.
+        // This runs on another thread, because compiling rules may take seconds and mappings must
+        // go on.
         let to = link.clone();
         let applied = spawn_blocking(move || apply(&to, session, complete));
         let applied = applied
@@ -53,7 +54,8 @@ pub(super) async fn run(link: &Link, client: &mut Client) -> Result<Never, Sessi
     }
 }
 
-/// `None`: the session has ended, and the rules in force are newer.
+/// Puts a revision in force. Returns `None` if the session has ended, because the rules in force
+/// are then newer.
 fn apply(link: &Link, session: u64, complete: Complete) -> Option<wire::RulesAck> {
     let Complete {
         epoch,

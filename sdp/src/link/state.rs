@@ -1,4 +1,4 @@
-//! How the link stands, for readiness, `status` and metrics.
+//! State of the link, for readiness, `status` and metrics.
 
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ pub struct Connection {
     pub other_state_dir: Option<StateDirs>,
 }
 
-/// State directories of an agent and its proxy, as each has its own.
+/// State directories of an agent and its proxy, each with the path that its program uses.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StateDirs {
     /// The `--state-dir` that the agent reported.
@@ -115,7 +115,7 @@ pub struct LinkState {
 }
 
 impl LinkState {
-    /// Tells `ready` when there are rules.
+    /// A state without rules. It tells `ready` when there are rules.
     pub fn new(ready: Readiness) -> Self {
         Self {
             status: Mutex::default(),
@@ -145,7 +145,7 @@ impl LinkState {
         self.writer.lock()
     }
 
-    /// Rules of `endpoints` endpoints were read from disk.
+    /// Notes that rules of `endpoints` endpoints were read from disk.
     pub fn rules_from_disk(&self, endpoints: usize) {
         let mut status = self.status.lock();
         if !matches!(status.rules, RulesOrigin::Agent { .. }) && endpoints > 0 {
@@ -166,7 +166,7 @@ impl LinkState {
         self.ready.unblock(Need::Rules);
     }
 
-    /// The agent has not sent the rules of this many endpoints, which stay in force.
+    /// Notes how many endpoints keep rules that the agent has not sent.
     pub fn rules_kept(&self, endpoints: usize) {
         self.status.lock().kept_endpoints = endpoints;
     }
@@ -185,7 +185,7 @@ impl LinkState {
         *self.sent_rules.lock()
     }
 
-    /// Rows of rules were passed over: those of the last state, or of the files.
+    /// Notes how many rows of rules were passed over, in the last state or in the files.
     pub fn rows_skipped(&self, rows: u64) {
         let mut status = self.status.lock();
         if status.skipped_rows != rows {
@@ -194,18 +194,19 @@ impl LinkState {
         status.skipped_rows = rows;
     }
 
-    /// A revision was refused, whole or in part.
+    /// Notes that a revision was refused, whole or in part.
     pub(super) fn rules_refused(&self, revision: u64, reason: &str) {
         self.rules_refused_still(revision, reason);
         self.stats.rules_refused.add(1);
     }
 
-    /// A revision was refused for the same reason as the one before it. It is not counted again.
+    /// Notes that a revision was refused for the same reason as the one before it, and does not
+    /// count it again.
     pub(super) fn rules_refused_still(&self, revision: u64, reason: &str) {
         self.status.lock().refused_rules = Some(format!("revision {revision}: {reason}"));
     }
 
-    /// The proxy has acknowledged the revision to the agent.
+    /// Notes that the proxy has acknowledged the revision to the agent.
     pub(super) fn acked(&self, revision: u64) {
         self.status.lock().acked_revision = Some(revision);
     }
@@ -236,7 +237,7 @@ impl LinkState {
         status.last_error = Some(reason.to_owned());
     }
 
-    /// An attempt at every address found no agent.
+    /// Notes that an attempt at every address found no agent.
     pub(super) fn nobody(&self, errors: &[String]) {
         if errors.is_empty() {
             return;

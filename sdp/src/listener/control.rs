@@ -26,7 +26,7 @@ pub(super) struct Control {
     realised: Mutex<Vec<(Key, Realised)>>,
     /// Whether the worker waits for events.
     asleep: AtomicBool,
-    /// How often the worker has begun or stopped waiting.
+    /// Number of times that the worker has begun or stopped waiting.
     turns: AtomicU64,
     draining: AtomicBool,
     /// Set by the worker when no new packets are steered to it.
@@ -55,7 +55,7 @@ impl Control {
         })
     }
 
-    /// The worker runs on this thread.
+    /// Notes that the worker runs on this thread.
     pub(super) fn runs_here(&self) {
         self.thread.get_or_init(|| thread::current().id());
     }
@@ -79,9 +79,9 @@ impl Control {
         std::mem::swap(&mut *self.realised.lock(), into);
     }
 
-    /// The worker is awake. Resets the counter, so that the next wake-up works.
+    /// Notes that the worker is awake. Resets the counter, so that the next wake-up works.
     pub(super) fn woken(&self) {
-        // EAGAIN means that the counter was read before. Its value has no meaning.
+        // EAGAIN means that the counter was already read. Its value has no meaning.
         let _ = self.wake.read();
     }
 
@@ -89,13 +89,13 @@ impl Control {
         self.wake.as_fd()
     }
 
-    /// The worker begins or stops waiting.
+    /// Notes that the worker begins or stops waiting.
     pub(super) fn sleeps(&self, asleep: bool) {
         self.turns.fetch_add(1, Ordering::Relaxed);
         self.asleep.store(asleep, Ordering::Release);
     }
 
-    /// Grows while the worker runs.
+    /// A number that grows while the worker runs.
     pub(super) fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
@@ -118,7 +118,7 @@ impl Control {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// The worker gave up its slot.
+    /// Notes that the worker gave up its slot.
     pub(super) fn leave(&self) {
         self.left.store(true, Ordering::Release);
     }
@@ -150,7 +150,7 @@ impl Control {
     }
 }
 
-/// When a draining worker may go.
+/// Decides when a draining worker may end.
 #[derive(Debug)]
 pub(super) struct Leaving {
     since: Instant,
@@ -160,7 +160,7 @@ pub(super) struct Leaving {
 impl Leaving {
     /// Time after the release of the slots within which earlier steered packets arrive.
     const SETTLE: Duration = Duration::from_millis(50);
-    /// Silence after which the queue counts as empty.
+    /// Time without packets after which the queue counts as empty.
     const SILENCE: Duration = Duration::from_millis(30);
     /// How often a drain checks whether the slots were released.
     pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(1);

@@ -15,11 +15,12 @@ use shared_maps::EndpointId;
 
 use crate::query::pending::{Arrival, PendingQuery};
 
-/// Bytes of waiting queries per worker. Endpoints have shares of it.
+/// Maximum bytes of waiting queries per worker. Each endpoint has a share of it.
 pub(crate) const MAX_BYTES: usize = 4 << 20;
-/// Bytes that a waiting query counts in addition to its message.
+/// Bytes that a waiting query uses of its endpoint's share in addition to its message.
 const OVERHEAD: usize = 256;
-/// How often a worker without other events tries again: another thread may have freed a place.
+/// How often a worker without other events tries again, because another thread may have freed a
+/// place.
 pub(super) const RETRY: Duration = Duration::from_millis(5);
 
 /// A query that was judged and waits for a place in flight.
@@ -32,7 +33,7 @@ pub(super) struct DelayedQuery {
 }
 
 impl DelayedQuery {
-    /// `message` is the message of `query`.
+    /// Makes a delayed query from `query` and its message.
     pub(super) fn new(query: PendingQuery<&[u8]>, message: &[u8], until: Instant) -> Self {
         Self {
             message: message.to_vec(),
@@ -45,7 +46,7 @@ impl DelayedQuery {
         self.query.holder()
     }
 
-    /// When it has waited long enough.
+    /// Time at which the query has waited long enough.
     pub(super) fn until(&self) -> Instant {
         self.until
     }
@@ -58,8 +59,7 @@ impl DelayedQuery {
         act(query, message)
     }
 
-    /// Bytes that the waiting query counts in its endpoint's share: its message and a fixed
-    /// overhead.
+    /// Bytes that the waiting query uses of its endpoint's share: its message and a fixed overhead.
     pub(super) fn units(&self) -> usize {
         OVERHEAD + self.message.len()
     }
@@ -93,12 +93,12 @@ impl UnjudgedQuery {
         self.endpoint.id
     }
 
-    /// When it has waited long enough.
+    /// Time at which the query has waited long enough.
     pub(super) fn until(&self) -> Instant {
         self.until
     }
 
-    /// The message, and its arrival for judging it at `now`.
+    /// The message and its arrival, with `now` as the time at which it is judged.
     pub(super) fn into_parts(self, now: Instant) -> (Vec<u8>, Arrival) {
         let from = Arrival {
             at: now,
@@ -107,8 +107,7 @@ impl UnjudgedQuery {
         (self.message, from)
     }
 
-    /// Bytes that the waiting query counts in its endpoint's share: its message and a fixed
-    /// overhead.
+    /// Bytes that the waiting query uses of its endpoint's share: its message and a fixed overhead.
     pub(super) fn units(&self) -> usize {
         OVERHEAD + self.message.len()
     }
@@ -122,7 +121,7 @@ pub(super) enum Postponed {
 }
 
 impl Postponed {
-    /// Bytes that the waiting query counts in its endpoint's share.
+    /// Bytes that the waiting query uses of its endpoint's share.
     pub(super) fn units(&self) -> usize {
         match self {
             Self::ForShare(query) => query.units(),
@@ -138,8 +137,8 @@ impl Postponed {
     }
 }
 
-/// All waiting queries of one UDP worker. Queries of one endpoint wait in line; endpoints do not
-/// wait for each other.
+/// All waiting queries of one UDP worker, with a line for each endpoint. Endpoints do not wait for
+/// each other.
 pub(super) struct Delayed {
     grace: Duration,
     rules_wait: Duration,
@@ -147,19 +146,19 @@ pub(super) struct Delayed {
     lines: HashMap<Holder, VecDeque<Postponed>, RandomState>,
 }
 
-/// A query that left its line, with the action that is due.
+/// A query that left its line, with the action to take.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// Its endpoint has a place now: send it on.
+    /// The query's endpoint has a place: send the query on.
     Forward(DelayedQuery),
-    /// It has waited long enough for a place.
+    /// The query has waited long enough for a place.
     Expired(DelayedQuery),
-    /// Its endpoint has rules now, or it has waited long enough for them.
+    /// The query's endpoint has rules, or the query has waited long enough for them.
     Judge(UnjudgedQuery),
 }
 
 impl Delayed {
-    /// `grace` and `rules_wait`: how long a query waits at most for a place and for rules. Zero
+    /// A query waits for a place for at most `grace`, and for rules for at most `rules_wait`. Zero
     /// disables the waiting.
     pub(super) fn new(grace: Duration, rules_wait: Duration) -> Self {
         Self {
@@ -240,8 +239,8 @@ impl Delayed {
         })
     }
 
-    /// Removes and returns one query that waits for a place, of any endpoint. Drops queries that wait
-    /// for rules before it.
+    /// Removes and returns one query of any endpoint that waits for a place. Drops the queries
+    /// before it that wait for rules.
     pub(super) fn any(&mut self) -> Option<DelayedQuery> {
         loop {
             let holder = *self.lines.keys().next()?;

@@ -12,12 +12,12 @@ use crate::{
     query::pending::HeldAnswer,
 };
 
-/// Most bytes of held answers per worker. Endpoints have shares of it.
+/// Maximum bytes of held answers per worker. Each endpoint has a share of it.
 pub(crate) const MAX_BYTES: usize = 16 << 20;
-/// Bytes that an answer counts in addition to its message.
+/// Bytes that a held answer uses of its endpoint's share in addition to its message.
 const OVERHEAD: usize = 512;
 
-/// Bytes that an answer counts.
+/// Bytes that a held answer uses of its endpoint's share.
 fn units(answer: &HeldAnswer) -> usize {
     OVERHEAD + answer.message.len()
 }
@@ -71,7 +71,7 @@ impl HeldAnswers {
         Some(answer)
     }
 
-    /// When the next answer must be released without a result.
+    /// Time at which the next answer must be released without a result.
     pub(super) fn next_deadline(&mut self) -> Option<Instant> {
         while let Some((deadline, key)) = self.deadlines.front() {
             if self.answers.get(*key).is_some() {

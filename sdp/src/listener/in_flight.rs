@@ -14,12 +14,12 @@ pub(super) struct InFlight {
     limit: usize,
     workers: usize,
     tcp: SharedQuota,
-    /// Queries in flight over both.
+    /// Number of queries in flight over UDP and TCP together.
     all: Level,
 }
 
 impl InFlight {
-    /// At most `limit` queries. `all` counts those of UDP and TCP.
+    /// A limit of `limit` queries. `all` counts the queries of UDP and TCP.
     pub(super) fn new(limit: usize, workers: usize, all: Level) -> Self {
         Self {
             limit,
@@ -59,7 +59,7 @@ mod tests {
         })
         .collect();
         assert_eq!((taken.len(), in_flight.udp_limit()), (8, 4));
-        // UDP takes the share that one holder may still use.
+        // UDP takes the share that one holder could still use.
         (0..4).for_each(|_| all.up());
         assert!(in_flight.tcp_permit(Holder::Unknown).is_none());
         assert!(in_flight.tcp_permit(Holder::Host).is_some());

@@ -1,7 +1,6 @@
-//! The answers that a worker holds, and their release, either by the worker or by the thread that
-//! receives the result while the worker sleeps.
-//!
-//! Waking the worker for the sending would take longer than the sending.
+//! The answers that a worker holds, and their release by any thread. While the worker sleeps, the
+//! thread that receives the result releases the answer, because waking the worker takes longer than
+//! sending.
 
 use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
@@ -19,7 +18,7 @@ pub(super) struct Releases {
     held: Mutex<HeldAnswers>,
     /// Separate from the worker's own sockets, which are never locked.
     out: Mutex<ReplySender>,
-    /// Sockets that receive queries, and whether over IPv6.
+    /// Sockets that receive queries. The flag of each tells whether it is for IPv6.
     listeners: Vec<(Arc<OwnedFd>, bool)>,
 }
 
@@ -43,7 +42,7 @@ impl Releases {
         self.held.lock()
     }
 
-    /// The result for a held answer arrived.
+    /// Takes the result for a held answer.
     pub(super) fn realised(&self, key: Key, realised: Realised) {
         // An awake worker handles several results at once, and may still be holding the answer.
         if self.control.is_asleep() {
@@ -62,7 +61,7 @@ impl Releases {
         }
     }
 
-    /// Sends an answer that was removed from the held ones.
+    /// Sends an answer that is no longer among the held ones.
     pub(super) fn release(&self, mut answer: HeldAnswer, result: AnswerResult, now: Instant) {
         self.proxy
             .observer()
@@ -86,7 +85,7 @@ impl Releases {
     }
 }
 
-/// Counts the answers that could not be sent: all `wanted` if the whole call failed.
+/// Counts the answers that could not be sent: all `wanted` answers if the whole call failed.
 pub(super) fn count_unsent(
     proxy: &Proxy,
     wanted: usize,

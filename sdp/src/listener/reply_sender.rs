@@ -16,9 +16,9 @@ use crate::socket::{
     sys::{Datagram, SendBatch},
 };
 
-/// Most reply sockets per worker: one per family and server port.
+/// Maximum number of reply sockets per worker: one per family and server port.
 const MAX_SENDERS: usize = 64;
-/// Dummy addresses that are tried before giving up.
+/// Number of dummy addresses that are tried before giving up.
 const TRIES: usize = 4;
 
 /// Sends answers to clients from the address and port of the queried server.
@@ -56,8 +56,8 @@ impl ReplySender {
         }
     }
 
-    /// Sends `answers` (bytes, client), all from `server`. Returns the number that could not be
-    /// sent.
+    /// Sends `answers`, each with its client, from `server`. Returns the number of answers that
+    /// could not be sent.
     ///
     /// `listener` is the socket that received the queries. It sends the answers if sockets are not
     /// transparent.

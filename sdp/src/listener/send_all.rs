@@ -10,10 +10,10 @@ fn is_of_another(error: io::ErrorKind) -> bool {
     [ConnectionRefused, HostUnreachable, NetworkUnreachable].contains(&error)
 }
 
-/// Sends all datagrams, and continues after those that fail. Returns how many failed.
+/// Sends all datagrams, even after one of them fails. Returns the number that failed.
 ///
-/// A connected socket reports an ICMP error for an earlier datagram when the next one is sent. The
-/// next one is then sent again.
+/// A connected socket reports an ICMP error for an earlier datagram when the next datagram is sent.
+/// That next datagram is then sent again.
 pub(super) fn send_all<'a>(
     batch: &mut SendBatch,
     socket: &OwnedFd,

@@ -38,9 +38,9 @@ use self::{
 use super::{ListenError, SocketOptions, in_flight::InFlight};
 use crate::{mapping::repeat::Repeats, proxy::Proxy};
 
-/// Connections that were steered here before the slots were released have arrived after this time.
+/// After this time, connections that were steered here before the slots were released have arrived.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Longest wait for clients that continue to connect.
+/// Time limit for clients that continue to connect.
 const SETTLE_AT_MOST: Duration = Duration::from_millis(500);
 /// Pause after a failed accept. Usually the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -59,11 +59,12 @@ pub(super) struct Shared {
     in_flight: InFlight,
     /// Shared by all connections, because a client's next connection often repeats the last query.
     repeats: Mutex<Repeats>,
-    /// Cancelled to accept no more connections. Open ones end between queries.
+    /// Cancelled to accept no more connections. Open connections end between queries.
     draining: CancellationToken,
-    /// Cancelled to read no more queries. Connections end when the queries in flight are answered.
+    /// Cancelled to read no more queries. Connections end when their queries in flight are
+    /// answered.
     closing: CancellationToken,
-    /// Cancelled to end every connection at once, with or without its answers.
+    /// Cancelled to end every connection at once, even with unanswered queries.
     stop: CancellationToken,
     cut: AtomicU64,
 }
@@ -128,14 +129,14 @@ impl TcpServer {
         Ok(())
     }
 
-    /// Accepts no new connections. Open ones end between queries.
+    /// Accepts no new connections. Open connections end between queries.
     pub(super) fn drain(&self) {
         self.tasks.close();
         self.shared.draining.cancel();
     }
 
-    /// Also ends connections whose clients never pause: no more queries are read, and those in
-    /// flight are answered.
+    /// Also ends connections whose clients never pause: reads no more queries, and answers the
+    /// queries in flight.
     pub(super) fn close(&self) {
         self.shared.closing.cancel();
     }
@@ -154,7 +155,7 @@ impl TcpServer {
         self.shared.stop.cancel();
     }
 
-    /// Connections that were ended with something unanswered.
+    /// Number of connections that ended with unanswered queries.
     pub(super) fn cut(&self) -> u64 {
         self.shared.cut.load(Ordering::Acquire)
     }
@@ -187,7 +188,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, tasks: TaskTracker) 
     }
 }
 
-/// The end of accepting: connections that arrive within [`SETTLE`], and those in the queue then.
+/// The end of accepting: takes connections that arrive within [`SETTLE`], and then those in the
+/// queue.
 struct LastCalls {
     begin: tokio::time::Instant,
     settled: Pin<Box<tokio::time::Sleep>>,
@@ -238,7 +240,8 @@ async fn admit(
             let permit = server.and_then(|_| shared.connections.take(holder));
             let (Some(server), Some(permit)) = (server, permit) else {
                 proxy.stats().tcp_refused.add(1);
-                // With a reset, so that no refused connection stays in TIME_WAIT at the node.
+                // Closes with a reset, so that no refused connection stays in TIME_WAIT at the
+                // node.
                 let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
                 return;
             };
@@ -263,7 +266,7 @@ async fn admit(
 mod tests {
     use super::*;
 
-    /// Far above any wait here: a test that takes longer would never end.
+    /// Far longer than any wait here, for a test that would otherwise never end.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     async fn taken(stop: &CancellationToken) -> usize {

@@ -40,22 +40,22 @@ use crate::{
     upstream::udp::{FlightRef, UdpUpstream},
 };
 
-/// Batches read from one socket before the other sockets are read.
+/// Number of batches that are read from one socket before the other sockets are read.
 const ROUNDS: usize = 4;
 /// After this many datagrams in one turn, the worker yields the CPU so that their receivers run.
 /// The next batch is then larger, and a large batch costs about as much as a small one.
 const BUSY: usize = 8;
-/// Events read from the kernel at once.
+/// Maximum number of events that are read from the kernel at once.
 const EVENTS: usize = 64;
-/// How often idle sockets are looked for.
+/// Interval at which idle sockets are closed.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Epoll token of the control descriptor. The upper half of an upstream socket's token is its
 /// generation, which never gets that high.
 const TOKEN_WAKE: u64 = u64::MAX;
-/// Token of the first listener; the second is one less.
+/// Epoll token of the first listener. The second listener's token is one less.
 const TOKEN_LISTENER: u64 = u64::MAX - 1;
 
-/// Memory that each batch uses again.
+/// Memory that is used again for each batch.
 struct Buffers {
     /// Messages from servers.
     answers: RecvBatch,
@@ -64,10 +64,10 @@ struct Buffers {
     lookups: LookupCache,
     /// Queries of a batch to be sent on, with their positions in it.
     registered: Vec<(FlightRef, usize)>,
-    /// Answers of a batch to be released, with their clients.
+    /// Answers of a batch to be released: the position in the batch, and the client.
     released: Vec<(usize, SocketAddr)>,
     realised: Vec<(Key, Realised)>,
-    /// Answers of our own and changed copies.
+    /// The proxy's own answers, and changed copies of messages.
     own: Vec<u8>,
 }
 
@@ -172,7 +172,7 @@ impl Worker {
         })
     }
 
-    /// Works until stopped or drained.
+    /// Works until it is stopped or drained.
     pub(super) fn run(mut self) {
         shared_tasks::this_thread_polls();
         self.control.runs_here();
@@ -223,15 +223,15 @@ impl Worker {
         self.control.finish(u64::try_from(left).unwrap_or(u64::MAX));
     }
 
-    /// Sends new mappings. If an answer waits for a result, it also receives the available results,
-    /// without waiting for the thread of the link.
+    /// Sends new mappings. If an answer waits for a result, also receives the available results
+    /// without waiting for the link's thread.
     fn exchange(&mut self) {
         if self.releases.held().len() == 0 {
             self.proxy.sink().push();
             return;
         }
         self.proxy.sink().exchange();
-        // The results that this thread received itself cause no event.
+        // Results that this thread received itself cause no event.
         self.release_realised();
     }
 

@@ -1,8 +1,8 @@
-//! The entries of a bounded table by holder: which of them end next, and which are removed when the
-//! table is full.
+//! The entries of a bounded table by holder: finds the entries that end next, and the entries to
+//! remove when the table is full.
 //!
-//! If an entry is extended, its place in the order stays. The new end is looked up when the place
-//! comes first. So neither an answer nor an eviction walks the table.
+//! An extended entry keeps its place in the order. When that place comes first, the new end is
+//! looked up. So neither an answer nor an eviction walks the table.
 
 use std::{
     cmp::Ordering,
@@ -13,15 +13,14 @@ use dns_policy::boot_time::BootTime;
 use foldhash::quality::RandomState;
 use limits::quota::{Holder, Quota};
 
-/// How many outdated places the order of one holder may have, in addition to the number of its
-/// entries.
+/// Maximum number of outdated places in the order of one holder, in addition to twice its entries.
 const OUTDATED: usize = 64;
 
 /// Distinguishes an entry from an earlier one with the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Serial(u64);
 
-/// The keys of a table's entries, by holder and by end. The table finds an entry by its `K`.
+/// The keys of a table's entries, by holder and by end. `K` is the key of an entry in the table.
 #[derive(Debug)]
 pub(super) struct Holdings<K> {
     entries: Quota,
@@ -55,7 +54,7 @@ impl<K: Clone> Holdings<K> {
         self.len().saturating_sub(self.entries.limit())
     }
 
-    /// Notes a new entry that ends at `at`, or later.
+    /// Adds a new entry that ends at `at` or later.
     pub(super) fn enter(&mut self, holder: Holder, at: BootTime, key: K) -> Serial {
         let serial = Serial(self.next_serial);
         self.next_serial += 1;
@@ -65,8 +64,8 @@ impl<K: Clone> Holdings<K> {
         serial
     }
 
-    /// Drops outdated places if there are too many. `end_of` returns, here as in other methods,
-    /// when an entry ends; `None` if it is gone.
+    /// Drops outdated places if there are too many. `end_of` returns the end of an entry, or `None`
+    /// if the entry is gone; so it does in the other methods.
     pub(super) fn tidy(&mut self, holder: Holder, end_of: impl Fn(&K, Serial) -> Option<BootTime>) {
         let most = 2 * self.entries.held_by(holder) + OUTDATED;
         if let Some(order) = self.order.get_mut(&holder)
@@ -76,7 +75,7 @@ impl<K: Clone> Holdings<K> {
         }
     }
 
-    /// An entry of `holder` left the table.
+    /// Notes that an entry of `holder` left the table.
     pub(super) fn leave(&mut self, holder: Holder) {
         self.entries.give_back(holder, 1);
         if self.entries.held_by(holder) == 0 {
@@ -84,7 +83,7 @@ impl<K: Clone> Holdings<K> {
         }
     }
 
-    /// All entries left the table.
+    /// Notes that all entries left the table.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.order.clear();
@@ -114,8 +113,8 @@ impl<K: Clone> Holdings<K> {
         found
     }
 
-    /// At most `most` entries of the holder that has the most: those that end soonest. The caller
-    /// removes each from the table and calls [`Self::leave`].
+    /// Up to `most` entries of the holder with the most entries: the entries that end soonest. The
+    /// caller removes each from the table and calls [`Self::leave`].
     pub(super) fn of_largest(
         &mut self,
         most: usize,

@@ -14,11 +14,11 @@ use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
 
-/// A lease that lasts for [`LONGEST_LEASE`] minus this is enough for an answer with any TTL. So a new
-/// lease of the longest duration releases answers with a long TTL for this time.
+/// A lease for [`LONGEST_LEASE`] minus this margin is enough for an answer with any TTL. So a new
+/// lease of maximum duration releases answers with a long TTL for the time of the margin.
 pub(crate) const MARGIN: Duration = Duration::from_secs(60);
-/// If the TTL of an answer is longer than any lease, its lease is renewed as soon as it ends less
-/// than this after [`Needed::until`].
+/// If the TTL of an answer is longer than any lease, the lease is renewed when it ends less than
+/// this after [`Needed::until`].
 const RENEWED: Duration = Duration::from_secs(30);
 
 /// Until when a lease must hold for an answer to be released under it.
@@ -26,12 +26,13 @@ const RENEWED: Duration = Duration::from_secs(30);
 pub(crate) struct Needed {
     /// Earliest end that the lease may have.
     pub until: BootTime,
-    /// A lease that ends before this is renewed. `None`: a lease can last as long as the answer.
+    /// A lease that ends before this time is renewed. `None`: a lease can last as long as the
+    /// answer.
     pub renewed: Option<BootTime>,
 }
 
-/// The lease must last as long as the client may use the answer, but no longer than leases can
-/// last.
+/// Time until which a lease must last: as long as the client may use the answer, but not longer
+/// than leases can last.
 pub(crate) fn needed(from: BootTime, lasts: Duration) -> Needed {
     let most = LONGEST_LEASE - MARGIN;
     let until = from.plus(lasts.min(most));
@@ -41,17 +42,17 @@ pub(crate) fn needed(from: BootTime, lasts: Duration) -> Needed {
     }
 }
 
-/// Largest number of pairs with a lease. If a lease is dropped, the next answer waits for the agent
-/// again, and nothing is lost.
+/// Maximum number of pairs with a lease. If a lease is dropped, nothing is lost: the next answer
+/// waits for the agent again.
 pub(crate) const LIMIT: usize = 262_144;
 
-/// How many leases are dropped at once, all of the holder that has the most.
+/// Number of leases that are dropped at once, all of the holder with the most leases.
 const DROPPED_AT_ONCE: usize = 32;
 
 type Names = HashMap<Fqdn, HashMap<IpAddr, Lease, RandomState>, RandomState>;
 
-/// Leases of one agent epoch. When the table is full, the endpoint for which most were granted
-/// loses those that end soonest.
+/// Leases of one agent epoch. When the table is full, the endpoint for which the most leases were
+/// granted loses the leases that end soonest.
 #[derive(Debug)]
 pub(crate) struct LeaseTable {
     names: Names,
@@ -74,7 +75,7 @@ impl Default for LeaseTable {
 }
 
 impl LeaseTable {
-    /// Holds `limit` leases at most.
+    /// A table of at most `limit` leases.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             names: HashMap::default(),
@@ -159,7 +160,8 @@ impl LeaseTable {
         })
     }
 
-    /// Removes leases: without a name all of them, without addresses all of the name.
+    /// Removes leases. No name stands for all names, and no addresses for all addresses of the
+    /// name.
     pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.clear();

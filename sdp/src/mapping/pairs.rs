@@ -1,8 +1,8 @@
 //! Every unexpired pair, kept so that the proxy can send it to an agent that starts again.
 //!
-//! The table has one entry for each endpoint, server, name and address. When it is full, the endpoint
-//! with the most pairs loses those that end soonest, and the lost pairs are counted. No operation on
-//! an answer walks more than that answer's addresses.
+//! The table has one entry for each endpoint, server, name and address. When it is full, the
+//! endpoint with the most pairs loses the pairs that end soonest, and they are counted. No
+//! operation on an answer walks more entries than the answer has addresses.
 
 mod acknowledged;
 mod key;
@@ -29,26 +29,26 @@ use super::holdings::{Holdings, Serial};
 #[cfg(test)]
 use super::steps;
 
-/// How long after its TTL a pair that no agent has made durable is still kept, seconds.
+/// Time for which a pair that no agent has made durable is kept after its TTL, seconds.
 const UNSETTLED_SECS: u64 = 300;
 
-/// How often a pair is sent again that the agent could not accept yet.
+/// Maximum number of times that a pair is sent again if the agent could not accept it yet.
 const TRIES: u8 = 30;
 
-/// While an agent is connected, the pair on the disk may end earlier than the pair in memory, by the
-/// pair's duration divided by this. That time is lost only if both processes are killed at once.
+/// While an agent is connected, a pair may end earlier on the disk than in memory, by up to its
+/// duration divided by this number. That time is lost only if both processes are killed at once.
 const BEHIND: u64 = 8;
 
-/// By how much the pair on the disk may end earlier while no agent is connected, nanoseconds.
-/// Answers that come within a second are thus written once.
+/// Time by which a pair may end earlier on the disk while no agent is connected, nanoseconds. So
+/// answers that come within one second are written once.
 const BEHIND_AWAY: u64 = 1_000_000_000;
 
-/// Largest number of pairs of one name of one endpoint. If there are more, the quarter that ends
+/// Maximum number of pairs of one name of one endpoint. Above it, the quarter of them that ends
 /// soonest is dropped. The agent accepts a quarter of this number from one answer, and by default
 /// about as many for one name.
 const PER_NAME: usize = 4 * MAX_ADDRESSES;
 
-/// How many pairs are evicted at once, all of the holder that has the most.
+/// Number of pairs that are evicted at once, all of the holder with the most pairs.
 const EVICTED_AT_ONCE: usize = 32;
 
 /// The part of a mapping that is not on disk yet.
@@ -75,7 +75,7 @@ type NamesByAsked = HashMap<Asked, NamePairs, RandomState>;
 /// All unexpired pairs that the proxy can send to an agent, up to a limit.
 #[derive(Debug)]
 pub(crate) struct PairTable {
-    /// By name first: a revocation names no endpoint.
+    /// The first key is the name, because a revocation names no endpoint.
     names: HashMap<Fqdn, NamesByAsked, RandomState>,
     holdings: Holdings<PairKey>,
     dropped: u64,
@@ -88,7 +88,7 @@ struct PairKey {
 }
 
 impl PairTable {
-    /// Keeps `limit` pairs at most.
+    /// A table of at most `limit` pairs.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             names: HashMap::default(),
@@ -107,7 +107,7 @@ impl PairTable {
         self.take(mapping, min_ttl, Source::Leased);
     }
 
-    /// Keeps a mapping that a journal has already; `min_ttl` as for [`Self::keep`].
+    /// Keeps a mapping that is already in a journal; `min_ttl` as for [`Self::keep`].
     pub(crate) fn take_over(&mut self, mapping: &Mapping, min_ttl: u32) {
         self.take(mapping, min_ttl, Source::Journal);
     }
@@ -133,7 +133,8 @@ impl PairTable {
                 Entry::Occupied(mut found) => {
                     let pair = found.get_mut();
                     let fresh = Pair::new(mapping, expires, source, pair.serial);
-                    // The lease outlasts the answer: the agent does not need its time.
+                    // The lease outlasts the answer, so the agent does not need the time of the
+                    // answer.
                     if source == Source::Leased && pair.is_settled() {
                         pair.durable.seen = pair.durable.seen.max(fresh.seen_at);
                     }
@@ -173,8 +174,9 @@ impl PairTable {
         self.dropped += first.len() as u64;
     }
 
-    /// Which part of a mapping that was just kept must be written. From now on it counts as written.
-    /// Pairs on the agent's disk are not written: no later message would remove them from the journal.
+    /// Decides which part of a mapping that was just kept must be written. That part then counts as
+    /// written. Pairs on the agent's disk are not written: no later message would remove them from
+    /// the journal.
     pub(crate) fn take_unwritten(&mut self, mapping: &Mapping, away: bool) -> Unwritten {
         let Some(asked) = self.names.get_mut(&mapping.name) else {
             return Unwritten::Nothing;
@@ -216,8 +218,9 @@ impl PairTable {
         found
     }
 
-    /// Mappings that no agent has made durable and that end earlier on the disk than in memory. From
-    /// now on they count as written. With each: for how many seconds from `seen_at` it counts.
+    /// Mappings that no agent has made durable and that end earlier on the disk than in memory.
+    /// From then on they count as written. Each comes with the number of seconds from `seen_at` for
+    /// which it counts.
     pub(crate) fn all_to_write(&mut self) -> Vec<(Mapping, u32)> {
         let mut found = Vec::new();
         for key in self.keys(false) {
@@ -236,7 +239,8 @@ impl PairTable {
         found
     }
 
-    /// The agent has made these pairs durable, in the state `ack` in which they were sent.
+    /// Notes that the agent has made these pairs durable, in the state `ack` in which they were
+    /// sent.
     pub(crate) fn settle(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         let Some(name) = self.name_mut(key) else {
             return;
@@ -255,20 +259,20 @@ impl PairTable {
         }
     }
 
-    /// Like [`Self::settle`]. It also drops the pairs that have not changed since they were sent.
+    /// Like [`Self::settle`], but also drops the pairs that have not changed since they were sent.
     pub(crate) fn drop_settled(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.settle(key, addresses, ack);
         self.retain_pairs(key, addresses, |pair| !pair.is_settled());
     }
 
-    /// The agent refused these pairs for good. Pairs that were seen again since they were sent stay: the
-    /// agent may accept them.
+    /// Forgets pairs that the agent refused for good. Pairs that were seen again since they were
+    /// sent stay, because the agent may accept them.
     pub(crate) fn forget(&mut self, key: &Key, addresses: &[IpAddr], ack: AgentAck) {
         self.retain_pairs(key, addresses, |pair| pair.seen_at > ack.seen);
     }
 
-    /// The agent could not accept these pairs yet. Drops those that were sent [`TRIES`] times. Returns
-    /// whether there are others, to be sent again.
+    /// Notes that the agent could not accept these pairs yet. Drops pairs that were sent [`TRIES`]
+    /// times. Returns whether there are other pairs, which must be sent again.
     pub(crate) fn retry(&mut self, key: &Key, addresses: &[IpAddr]) -> bool {
         let mut any = false;
         self.retain_pairs(key, addresses, |pair| {
@@ -288,8 +292,8 @@ impl PairTable {
         self.names.get_mut(&key.name)?.get_mut(&key.asked)
     }
 
-    /// Removes pairs of all endpoints that the agent revokes: without a name all of them, without
-    /// addresses all of the name.
+    /// Removes the pairs of all endpoints that the agent revokes. No name stands for all names, and
+    /// no addresses for all addresses of the name.
     pub(crate) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let Some(name) = name else {
             self.names.clear();
@@ -371,8 +375,8 @@ impl PairTable {
         self.evict((self.len() / 16).max(1));
     }
 
-    /// Drops `excess` pairs, [`EVICTED_AT_ONCE`] at a time: of the endpoint that has the most then, those
-    /// that end soonest.
+    /// Drops `excess` pairs, [`EVICTED_AT_ONCE`] at a time: each time the pairs that end soonest,
+    /// of the endpoint that then has the most pairs.
     fn evict(&mut self, mut excess: usize) {
         while excess > 0 {
             let names = &self.names;
@@ -388,7 +392,7 @@ impl PairTable {
         }
     }
 
-    /// Keys of names to send again: if `all` is false, only those with a pair that is not durable.
+    /// Keys of the names to send again: all names, or only names with a pair that is not durable.
     pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
         self.all()
             .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
@@ -399,18 +403,21 @@ impl PairTable {
             .collect()
     }
 
-    /// A name's unexpired pairs as mappings to send again: one for each time of an answer and TTL.
+    /// A name's unexpired pairs as mappings to send again: one mapping for each answer time and
+    /// TTL.
     pub(crate) fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
         let found = self.unexpired(key, now).into_iter();
         found.map(|(mapping, _)| mapping).collect()
     }
 
-    /// A name's unexpired pairs as mappings, and for how many seconds from `seen_at` each counts.
+    /// A name's unexpired pairs as mappings, each with the number of seconds from `seen_at` for
+    /// which it counts.
     pub(crate) fn unexpired(&self, key: &Key, now: BootTime) -> Vec<(Mapping, u32)> {
         self.mappings(key, |pair| pair.until() > now)
     }
 
-    /// Some of a name's pairs as mappings, and for how many seconds from `seen_at` each counts.
+    /// A name's pairs with these addresses as mappings, each with the number of seconds from
+    /// `seen_at` for which it counts.
     pub(crate) fn of(&self, key: &Key, addresses: &[IpAddr]) -> Vec<(Mapping, u32)> {
         let Some(name) = self.name(key) else {
             return Vec::new();
@@ -422,7 +429,7 @@ impl PairTable {
         )
     }
 
-    /// The mapping's pairs that no agent has made durable.
+    /// Addresses of the mapping's pairs that no agent has made durable.
     pub(crate) fn undurable(&self, mapping: &Mapping) -> Vec<IpAddr> {
         let asked = self.names.get(&mapping.name);
         let Some(name) = asked.and_then(|asked| asked.get(&Asked::of(mapping))) else {

@@ -6,16 +6,16 @@ use std::{hash::BuildHasher, net::SocketAddr, time::Duration};
 use dns_policy::{boot_time::BootTime, mapping::EndpointInstance};
 use foldhash::quality::RandomState;
 
-/// For how long the same answer is not passed to the sink again. The mapping that the sink has for
-/// the agent can therefore be this much older than the last answer that went out.
+/// Time for which the same answer is not passed to the sink again. The mapping in the sink can
+/// therefore be older than the last released answer by this time.
 pub(crate) const WITHIN: Duration = Duration::from_millis(250);
 
-/// Number of sets. One worker remembers [`WAYS`] answers in each of them. The print of an answer
-/// decides to which set the answer belongs.
+/// Number of sets. One worker remembers [`WAYS`] answers in each set. The print of an answer
+/// selects its set.
 const SETS: usize = 1024;
 
-/// Answers of one set. If it were 1, two popular answers of one set would displace each other, and
-/// each would be passed to the sink every time.
+/// Number of answers in one set. With only one, two popular answers of the same set would displace
+/// each other, and would be passed to the sink every time.
 const WAYS: usize = 4;
 
 /// The recent answers of one worker.
@@ -31,13 +31,13 @@ struct SeenAnswer {
     print: u64,
     /// Version of the leases, as for [`Repeats::leased`].
     version: u64,
-    /// Until when it is not passed to the sink again.
+    /// Time until which the answer is not passed to the sink again.
     until: BootTime,
 }
 
-/// A hash of an answer of one server to one endpoint, without the message's id. Two different answers
-/// have the same print with a probability of 2^-64. The second of them would then go out without
-/// being learned.
+/// A hash of an answer of one server to one endpoint, without the message's id. Two different
+/// answers have the same print with a probability of 2^-64. The second of them would then be
+/// released without being learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Print(u64);
 
@@ -60,7 +60,7 @@ impl Repeats {
     }
 
     /// Whether the answer was released under a lease less than [`WITHIN`] ago, and the leases have
-    /// not changed since. `version` is that of the leases now.
+    /// not changed since. `version` is the present version of the leases.
     pub(crate) fn is_leased(&self, print: Print, version: Option<u64>, now: BootTime) -> bool {
         let is_leased = |answer: &SeenAnswer| {
             answer.print == print.0 && Some(answer.version) == version && now < answer.until

@@ -30,8 +30,8 @@ impl Instance {
         }
     }
 
-    /// Whether rules that were made for `self` also apply to `now`. If one of the two has no
-    /// interface, the interfaces count as the same.
+    /// Whether rules that were made for `self` also apply to `now`. If the interface of one of them
+    /// is unknown, the interfaces count as the same.
     pub fn is_same(&self, now: &Self) -> bool {
         let interface = self.ifindex == now.ifindex || self.ifindex == 0 || now.ifindex == 0;
         interface && self.identity == now.identity && !self.addresses.is_disjoint(&now.addresses)

@@ -9,7 +9,7 @@ use shared_maps::{
 
 use super::tables::AgentTables;
 
-/// The map of this release, or the one of earlier releases.
+/// The ipcache map of this release, or of earlier releases.
 #[derive(Debug)]
 pub(super) enum Ipcache {
     V2(Map<IpcacheKey, IpcacheValue>),
@@ -17,7 +17,7 @@ pub(super) enum Ipcache {
 }
 
 impl Ipcache {
-    /// Opens whichever of the two is pinned.
+    /// Opens whichever of the two maps is pinned.
     pub(super) fn open(globals: &Globals) -> Result<Self, MapError> {
         match globals.ipcache(Access::ReadOnly) {
             Err(MapError::NotPinned(path)) => match globals.ipcache_v1(Access::ReadOnly) {

@@ -1,9 +1,9 @@
 //! Entries of the previous agent's tables that the present agent has not sent yet.
 //!
 //! Cilium's agent makes a new, empty ipcache map at each start and fills it while it learns. Its
-//! first states over FQDNData have only a part of the prefixes and no endpoints. A missing entry
-//! is therefore not a removed one. The proxy reads it from the previous table, prefix by prefix,
-//! until the present table has the entry for another owner, or the agent has been ready for
+//! first states over FQDNData have only a part of the prefixes and no endpoints. So a missing entry
+//! does not show that the entry was removed. The proxy reads it from the previous table, prefix by
+//! prefix, until the present table has the entry for another owner, or the agent has been ready for
 //! [`SETTLED_AFTER`].
 
 use std::{
@@ -25,22 +25,22 @@ use crate::resolve::QueryClient;
 /// removed.
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(30);
 
-/// Limit of lookups of one prefix while the map changes between two of them.
+/// Maximum number of look-ups of one address while the map changes between two of them.
 const MAX_LOOKUPS: usize = 8;
 
 /// Entries of the previous source that the present one does not contradict.
 ///
-/// An entry that the present source has with the same owner stays: an agent that starts can
-/// remove an entry and add it again.
+/// An entry that the present source has with the same owner stays here, because an agent that
+/// starts can remove an entry and add it again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PreviousTables {
     tables: AgentTables,
-    /// Prefixes that the present source has had too, with the same identity.
+    /// Prefixes that the present source has also had, with the same identity.
     confirmed: HashSet<IpNet>,
 }
 
 impl PreviousTables {
-    /// Adds the prefixes of a source that is being replaced. They are newer than the present ones.
+    /// Adds the prefixes of a source that is being replaced. They replace older prefixes here.
     pub(super) fn absorb_prefixes(&mut self, gone: &AgentTables) {
         self.confirmed.clear();
         for (prefix, identity) in &gone.prefixes {
@@ -55,7 +55,7 @@ impl PreviousTables {
         }
     }
 
-    /// Removes entries that the present source contradicts, and records those that it confirms.
+    /// Removes entries that the present source contradicts, and notes the entries that it confirms.
     pub(super) fn compare(&mut self, now: &AgentTables) {
         let had = self.tables.prefixes.iter();
         let confirmed = had.filter(|(prefix, identity)| now.prefixes.get(prefix) == Some(identity));
@@ -77,12 +77,12 @@ impl PreviousTables {
         });
     }
 
-    /// Whether there is nothing here.
+    /// Whether there are no previous entries.
     pub(super) fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
-    /// How many entries the present source has not had yet.
+    /// Number of entries that the present source has not had yet.
     pub(super) fn lacking(&self) -> usize {
         self.tables.prefixes.len() - self.confirmed.len() + self.tables.endpoints.len()
     }
@@ -92,8 +92,8 @@ impl PreviousTables {
         self.tables.client(client)
     }
 
-    /// Identity of `server`. `now` looks it up in the present source, by the longest prefix of at
-    /// most the given number of bits.
+    /// Identity of `server`. `now` looks the server up in the present source, by the longest prefix
+    /// with at most the given number of bits.
     pub(super) fn server(
         &self,
         server: IpAddr,
@@ -105,13 +105,13 @@ impl PreviousTables {
         };
         let mut found = now(full);
         for _ in 0..MAX_LOOKUPS {
-            // If shorter prefixes have another owner, the present source has one of the same
+            // If shorter prefixes have another owner, the present source has a prefix of the same
             // length.
             let covering = length.checked_sub(1).and_then(&now);
             if found == covering {
                 return Some(previous);
             }
-            // A prefix that was added between the two look-ups makes them differ, too.
+            // A prefix that was added between the two look-ups also makes them differ.
             let again = now(full);
             if again == found {
                 return found;
@@ -126,7 +126,7 @@ impl PreviousTables {
     }
 }
 
-/// Since when the present agent has been ready.
+/// Time since which the present agent has been ready.
 #[derive(Debug, Default)]
 pub(super) struct Settling {
     ready: bool,
@@ -147,7 +147,7 @@ impl Settling {
         self.ready
     }
 
-    /// Another source is in use, so its time begins again.
+    /// Starts the time again, because another source is in use.
     pub(super) fn begin(&mut self) {
         self.since = None;
     }
@@ -239,7 +239,7 @@ mod tests {
     fn a_prefix_that_is_added_between_two_look_ups_opens_no_gap() {
         let previous = after(&[("10.0.0.53/32", 500)]);
         for filling in [[None, Some(2)], [Some(2), Some(9)]] {
-            // The shorter prefix is there from the second look-up on.
+            // The shorter prefix exists from the second look-up on.
             let looked = std::cell::Cell::new(0);
             let found = previous.server(SERVER, |_| {
                 looked.set(looked.get() + 1);

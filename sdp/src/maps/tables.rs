@@ -1,5 +1,5 @@
-//! Endpoints and prefixes in memory: as a Cilium agent sent them over FQDNData, or as a map had
-//! them.
+//! Endpoints and prefixes in memory: the tables that a Cilium agent sent over FQDNData, or the
+//! content of a map.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -81,7 +81,7 @@ impl AgentTables {
             })
     }
 
-    /// The endpoints, in the form that `cilium_lxc` gives them.
+    /// The endpoints, in the same form as from `cilium_lxc`.
     pub(super) fn instances(&self, into: &mut Instances) {
         for (ip, (id, identity)) in &self.endpoints {
             into.entry(*id)
@@ -92,7 +92,7 @@ impl AgentTables {
     }
 }
 
-/// Bits of a prefix that covers one address only.
+/// Number of bits of a prefix that covers only one address.
 pub(super) fn full_length(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }

@@ -1,7 +1,8 @@
-//! Which system calls fail (seccomp(2)).
+//! The system calls that fail (seccomp(2)).
 //!
-//! The list has refused calls, not allowed ones, because libraries change which calls they use. The
-//! kernel looks up "always allowed" in a bitmap, so the filter costs the query path nothing.
+//! The list contains the refused calls and not the allowed ones, because libraries change which
+//! calls they use. For calls that are always allowed, the kernel uses a bitmap, so the filter costs
+//! the query path nothing.
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
@@ -17,9 +18,9 @@ pub(super) enum FilterError {
     Install(#[from] seccompiler::Error),
 }
 
-/// Never needed once the process runs: other programs, other processes, other
-/// namespaces, mounts, kernel and clock settings, files by handle (which
-/// Landlock does not see), and interfaces known for their holes.
+/// Calls that a running process never needs. They concern other programs, other processes, other
+/// namespaces, mounts, kernel and clock settings, files by handle (which Landlock does not see),
+/// and interfaces known for their security holes.
 const REFUSED: [libc::c_long; 46] = [
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -69,7 +70,7 @@ const REFUSED: [libc::c_long; 46] = [
     libc::SYS_keyctl,
 ];
 
-/// Commands of bpf(2) that make or attach something: maps, programs, pins, types and links. Where the
+/// Commands of bpf(2) that make or attach something: maps, programs, pins, types and links. If the
 /// kernel needs CAP_BPF for reading pinned maps, they would work without this list.
 const REFUSED_OF_BPF: [u64; 13] = [
     0,  // BPF_MAP_CREATE
@@ -87,7 +88,7 @@ const REFUSED_OF_BPF: [u64; 13] = [
     36, // BPF_TOKEN_CREATE
 ];
 
-/// Refuses these calls to the thread and those it starts.
+/// Refuses these calls to the thread, and to the threads that it starts.
 pub(super) fn restrict() -> Result<(), FilterError> {
     let equals = |argument, value| -> Result<SeccompRule, BackendError> {
         let is = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
@@ -99,7 +100,7 @@ pub(super) fn restrict() -> Result<(), FilterError> {
     rules.insert(libc::SYS_bpf, of_bpf?);
     rules.insert(
         libc::SYS_socket,
-        // CAP_NET_RAW is for answering, not for listening to the node's traffic.
+        // CAP_NET_RAW is for sending answers, and not for reading the node's traffic.
         vec![equals(0, u64::from(libc::AF_PACKET.unsigned_abs()))?],
     );
     let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());

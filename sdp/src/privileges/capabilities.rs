@@ -22,7 +22,7 @@ const KEPT: [Capability; 3] = [
 /// pinned map (before Linux 5.19), CAP_NET_ADMIN to mark a socket (before 5.17).
 pub(super) fn needed_by_kernel() -> Vec<Capability> {
     let with = Allowed::now();
-    // Capabilities belong to a thread. The thread that gives them up here ends afterwards.
+    // Capabilities belong to a thread. The thread that gives them up here then ends.
     let without = std::thread::spawn(|| {
         let few: CapsHashSet = [Capability::CAP_NET_RAW].into();
         let had = caps::read(None, CapSet::Permitted)?;
@@ -63,7 +63,7 @@ impl Allowed {
     }
 }
 
-/// Why the user could not be changed.
+/// Why the user cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UserError {
     #[error("{call}: {source}")]
@@ -75,8 +75,8 @@ pub(super) enum UserError {
     Capabilities(#[from] CapsError),
 }
 
-/// Gives up root, except [`KEPT`] and `also`. A root that may not change its user, as in a
-/// container, stays root with those of these capabilities that it has.
+/// Gives up all capabilities except [`KEPT`] and `also`. If root may not change its user, as in a
+/// container, the thread stays root with those of these capabilities that it has.
 pub(super) fn become_user(user: Uid, group: Gid, also: &[Capability]) -> Result<(), UserError> {
     let failed = |call| move |source| UserError::Call { call, source };
     let had = caps::read(None, CapSet::Permitted)?;
@@ -100,7 +100,7 @@ pub(super) fn become_user(user: Uid, group: Gid, also: &[Capability]) -> Result<
         tracing::warn!("the proxy remains root: CAP_SETUID and CAP_SETGID are missing");
     }
     caps::set(None, CapSet::Inheritable, &HashSet::new())?;
-    // The effective set comes first: it must never exceed the permitted set.
+    // The effective set is reduced first, because it must never exceed the permitted set.
     caps::set(None, CapSet::Effective, &kept)?;
     caps::set(None, CapSet::Permitted, &kept)?;
     Ok(())

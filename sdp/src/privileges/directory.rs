@@ -23,7 +23,7 @@ use nix::{
     unistd::{Gid, Uid, fchownat},
 };
 
-/// Most links on the way to a directory.
+/// Maximum number of links on the way to a directory.
 const MAX_LINKS: usize = 16;
 
 /// Makes the directory if it is missing: only its owner and its group may enter. If an owner is
@@ -36,7 +36,7 @@ pub(super) fn prepare(path: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> 
         let found = dir.metadata()?;
         io::Result::Ok(found.uid() == user.as_raw() && found.gid() == group.as_raw())
     };
-    // A directory that the owner has already is not changed, so its path needs no trust.
+    // A directory that already belongs to the owner is not changed, so its path needs no trust.
     if path.is_dir() && is_his(&walk(path, &Trust::Anyone)?)? {
         return Ok(());
     }
@@ -58,7 +58,7 @@ enum Trust {
     Own,
 }
 
-/// Opens a directory part by part, and makes what is missing.
+/// Opens a directory part by part, and makes missing parts.
 fn walk(path: &Path, trust: &Trust) -> io::Result<File> {
     let path = std::path::absolute(path)?;
     let mut at = File::open("/")?;

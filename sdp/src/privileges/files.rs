@@ -1,4 +1,4 @@
-//! Which files the process can still open (Landlock, landlock(7)).
+//! The files that the process can still open (Landlock, landlock(7)).
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use landlock::{
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-/// The newest set of rights we know; an older kernel enforces those it has.
+/// The newest set of rights that we know. An older kernel enforces the rights that it knows.
 const RIGHTS: ABI = ABI::V6;
 
 /// Files that libraries read: kernel settings, and the resolution of host names.
@@ -57,7 +57,7 @@ pub(super) fn restrict(
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// A file that does not exist now cannot be opened later either.
+/// Adds a rule for a path. A path that does not exist now cannot be opened later either.
 fn allow(
     rules: RulesetCreated,
     path: &Path,

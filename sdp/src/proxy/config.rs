@@ -13,24 +13,24 @@ pub struct ProxyConfig {
     pub port: u16,
     /// Answer to a name that policy does not allow.
     pub reject: RejectCode,
-    /// How long an answer waits for the agent at most.
+    /// Maximum time for which an answer waits for the agent.
     pub max_delay: Duration,
-    /// How long a query waits for its server at most.
+    /// Maximum time for which a query waits for its server.
     pub timeout: Duration,
     /// A TCP connection without traffic is closed after this time (RFC 7766, 6.2.3).
     pub tcp_idle: Duration,
     /// A TCP connection to a server is closed after this time without queries (RFC 7766, 6.2.3).
     pub server_idle: Duration,
-    /// During a drain: how long each TCP connection may still send one more query. The connection
-    /// ends with its answer.
+    /// Time for which each TCP connection may still send one more query during a drain. The
+    /// connection ends with the answer.
     pub tcp_last_query: Duration,
-    /// Most queries in flight of all workers and endpoints together.
+    /// Maximum number of queries in flight, for all workers and endpoints together.
     pub in_flight: usize,
     /// How long a query waits for a place in flight before it is refused.
     pub in_flight_grace: Duration,
     /// How long a query of an endpoint without rules waits for them before it is refused.
     pub rules_wait: Duration,
-    /// Bytes of memory for messages of all TCP connections together, in addition to a small
+    /// Maximum bytes of memory for messages of all TCP connections together, in addition to a small
     /// allowance of each connection.
     pub tcp_memory: usize,
     /// Whether queries are sent from the address of the pod that sent them.
@@ -48,8 +48,8 @@ impl Default for ProxyConfig {
             max_delay: Duration::from_millis(100),
             timeout: Duration::from_secs(10),
             tcp_idle: Duration::from_secs(10),
-            // Less than the time after which servers close: 8 s with the library of CoreDNS, 30 s
-            // with BIND and Unbound.
+            // Shorter than the time after which servers close: 8 s with the library of CoreDNS, 30
+            // s with BIND and Unbound.
             server_idle: Duration::from_secs(5),
             tcp_last_query: Duration::from_secs(1),
             in_flight: 65_536,

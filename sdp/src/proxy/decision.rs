@@ -16,7 +16,7 @@ pub enum QueryDecision<'a> {
     Forward(PendingQuery<&'a [u8]>),
     /// Send the answer that the proxy has written to `own`.
     Reply,
-    /// The endpoint has no rules yet. The query is judged again when it has.
+    /// The endpoint has no rules yet. The query is judged again when the endpoint has rules.
     ///
     /// The datapath sends an endpoint's queries to the proxy only if policy restricts them, so the
     /// rules exist. A Cilium agent sends them to the proxy up to half a second after the endpoint
@@ -38,17 +38,17 @@ pub enum RulesWait {
 #[derive(Clone, Debug)]
 pub struct Answered {
     pub decision: AnswerDecision,
-    /// Its OPT record, if it carries an option that must not be passed on.
+    /// OPT record of the answer, if it carries an option that must not be passed on.
     pub hop_by_hop: Option<Edns>,
 }
 
 /// Whether an answer may go to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerDecision {
-    /// Release it now. Once it is sent, it counts as this result.
+    /// Release it now. Once it is sent, it is counted under this result.
     Release(AnswerResult),
     /// Hold it until the callback is called, or until the response max delay ends.
     Hold,
-    /// Never release it: the clients get SERVFAIL in its place.
+    /// Never release it: the clients get SERVFAIL instead.
     Malformed,
 }

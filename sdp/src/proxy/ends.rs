@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Proxy {
-    /// The endpoint that sent a query with the identities of both ends, or the reason of its
-    /// refusal.
+    /// The endpoint that sent a query and the identities of both ends, or the result under which
+    /// the query is refused.
     pub(super) fn ends(
         &self,
         from: &Arrival,
@@ -47,7 +47,8 @@ impl Proxy {
         Ok((endpoint, identities))
     }
 
-    /// The address from which to send the query of `client` to `server`, if not the node's.
+    /// The address from which to send the query of `client` to `server`; `None` for the node's
+    /// address.
     pub(super) fn source(&self, client: SocketAddr, server: IdentityId) -> Option<SocketAddr> {
         if !self.config.transparent.is_for(server) {
             return None;

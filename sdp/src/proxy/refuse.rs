@@ -49,8 +49,8 @@ impl Proxy {
         };
         let query = judged.query;
         let (code, extended) = match self.config.reject {
-            // An unknown EDNS version comes first: the client must repeat the query with a known
-            // version.
+            // An unknown EDNS version is answered first: the client must repeat the query with a
+            // known version.
             _ if query.edns.as_ref().is_some_and(|e| e.version > 0) => (Rcode::BadVers, None),
             RejectCode::NameError if by_policy => (Rcode::NxDomain, Some(extended)),
             _ => (Rcode::Refused, Some(extended)),

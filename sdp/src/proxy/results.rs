@@ -1,4 +1,4 @@
-//! Which result is counted for which outcome.
+//! The result that is counted for each outcome.
 
 use dns_policy::{
     mapping::{Realised, Refusal},

@@ -19,7 +19,7 @@ use crate::{
     stats::{AnswerResult, Label as _, QueryResult, Stage, Stats},
 };
 
-/// The one recorder of all queries. Shared by all workers.
+/// The recorder of all queries, which all workers share.
 #[derive(Debug, Default)]
 pub(crate) struct Observer {
     stats: Stats,
@@ -32,7 +32,7 @@ pub(crate) struct Observer {
 pub(crate) struct Judged<'q> {
     pub(crate) query: &'q Query<'q>,
     pub(crate) from: &'q Arrival,
-    /// `None` if it was refused before its endpoint was found.
+    /// `None` if the query was refused before its endpoint was found.
     pub(crate) ends: Option<(EndpointId, Identities)>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// The failure in a report to the agent. `None` if the query was reported before.
+    /// The failure in a report to the agent. `None` if the query was already reported.
     fn reported(self) -> Option<query_report::Failure> {
         match self {
             Self::Overload => Some(query_report::Failure::Overload),
@@ -106,15 +106,15 @@ impl Observer {
         Stopwatch::start(message, self.reports.reserve())
     }
 
-    /// The query will be judged again later. Its report is sent then.
+    /// Notes that the query will be judged again later. Its report is sent then.
     pub(crate) fn postponed(&self, watch: &Stopwatch) {
         if watch.is_reported() {
             self.reports.unreserve();
         }
     }
 
-    /// Policy allowed or denied a query. Returns the duration of the policy check; zero if it was
-    /// not measured.
+    /// Records that policy allowed or denied a query. Returns the duration of the policy check;
+    /// zero if it was not measured.
     pub(crate) fn checked(
         &self,
         judged: &Judged<'_>,
@@ -138,8 +138,8 @@ impl Observer {
         judging.policy_check
     }
 
-    /// A query is sent on because policy allows it. Returns the entry of the query log, if the log
-    /// wants this query. `rule` finds the rule that allows it.
+    /// Records that a query is sent on because policy allows it. Returns the entry of the query
+    /// log, if the log wants this query. `rule` finds the rule that allows the query.
     pub(crate) fn allowed(
         &self,
         judged: &Judged<'_>,
@@ -151,7 +151,7 @@ impl Observer {
         is_wanted.then(|| Box::new(judged.entry(rule())))
     }
 
-    /// A query was refused for the reason `result` and answered with `code`.
+    /// Records that a query was refused for the reason `result` and answered with `code`.
     pub(crate) fn refused(&self, judged: &Judged<'_>, result: QueryResult, code: Rcode) {
         self.stats.queries.inc(result);
         if let Some(log) = &self.query_log
@@ -164,23 +164,23 @@ impl Observer {
         }
     }
 
-    /// An answer had `count` more addresses than are learned from one answer.
+    /// Records that an answer had `count` more addresses than are learned from one answer.
     pub(crate) fn addresses_left_out(&self, count: usize) {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         self.stats.addresses_left_out.add(count);
     }
 
-    /// A query got a place in flight and goes to its server.
+    /// Records that a query got a place in flight and goes to its server.
     pub(crate) fn forwarded(&self) {
         self.stats.in_flight.up();
     }
 
-    /// A query waits for the answer to an equal one in flight.
+    /// Records that a query waits for the answer to an equal query in flight.
     pub(crate) fn joined(&self) {
         self.stats.joined.add(1);
     }
 
-    /// The clients of a query get SERVFAIL.
+    /// Records that the clients of a query get SERVFAIL.
     pub(crate) fn failed<Q: AsRef<[u8]>>(
         &self,
         query: &mut PendingQuery<Q>,
@@ -212,7 +212,7 @@ impl Observer {
         self.log(query, QueryEnd::own(result, Rcode::ServFail), now);
     }
 
-    /// The server did not answer in time. The clients get nothing.
+    /// Records that the server did not answer in time. The clients get nothing.
     pub(crate) fn timed_out<Q: AsRef<[u8]>>(&self, query: &mut PendingQuery<Q>, now: Instant) {
         self.stats.upstream_timeouts.add(1);
         let waited = query.waited(now);
@@ -220,14 +220,14 @@ impl Observer {
         self.stalled(query, now);
     }
 
-    /// The server did not finish its answer, a zone transfer, in time.
+    /// Records that the server did not finish its answer, a zone transfer, in time.
     pub(crate) fn stalled<Q: AsRef<[u8]>>(&self, query: &mut PendingQuery<Q>, now: Instant) {
         self.stats.in_flight.down();
         self.report_failure(query, query_report::Failure::Timeout, now);
         self.log(query, QueryEnd::unanswered("timeout"), now);
     }
 
-    /// The process or the client's connection ended before the server answered.
+    /// Records that the process or the client's connection ended before the server answered.
     pub(crate) fn cut<Q>(&self, query: &mut PendingQuery<Q>, now: Instant) {
         if query.sent_at.is_some() {
             self.stats.in_flight.down();
@@ -235,7 +235,7 @@ impl Observer {
         self.log(query, QueryEnd::unanswered("cut"), now);
     }
 
-    /// The process or the client's connection ended while an answer was held.
+    /// Records that the process or the client's connection ended while an answer was held.
     pub(crate) fn cut_held(&self, answer: &mut HeldAnswer, now: Instant) {
         self.stats.held.down();
         self.log(&mut answer.query, QueryEnd::unanswered("cut"), now);
@@ -248,12 +248,12 @@ impl Observer {
         self.stats.stages.observe(Stage::Upstream, waited);
     }
 
-    /// One message of a zone transfer goes to the client.
+    /// Records that one message of a zone transfer goes to the client.
     pub(crate) fn transferred(&self) {
         self.stats.answers.inc(AnswerResult::Released);
     }
 
-    /// The last message of a zone transfer, `message`, goes to the client.
+    /// Records that the last message of a zone transfer, `message`, goes to the client.
     pub(crate) fn transfer_ended<Q>(
         &self,
         query: &mut PendingQuery<Q>,
@@ -270,7 +270,7 @@ impl Observer {
         self.stats.held.up();
     }
 
-    /// An answer that was not held goes to its clients.
+    /// Records that an answer that was not held goes to its clients.
     pub(crate) fn released<Q>(
         &self,
         query: &mut PendingQuery<Q>,
@@ -281,7 +281,7 @@ impl Observer {
         self.sent(query, result, QueryEnd::sent(result.text(), message), now);
     }
 
-    /// A held answer goes to its clients.
+    /// Records that a held answer goes to its clients.
     pub(crate) fn released_held(
         &self,
         answer: &mut HeldAnswer,

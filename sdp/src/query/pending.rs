@@ -24,14 +24,14 @@ use crate::{query_log::Entry, stats::AnswerResult};
 pub struct Arrival {
     /// Address and port of the sender.
     pub client: SocketAddr,
-    /// The server it was meant for.
+    /// The server for which the query was meant.
     pub server: SocketAddr,
     pub transport: Transport,
     /// Time at which the query is judged, later than its arrival if it had to wait.
     pub at: Instant,
 }
 
-/// Identities, as they were when the query arrived.
+/// Identities of both ends when the query arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identities {
     pub client: IdentityId,
@@ -40,26 +40,27 @@ pub struct Identities {
 
 /// A query that policy allows, until its client has an answer.
 ///
-/// `Q` is its question as sent: name, type, class. The question is borrowed from the message while
-/// the query is judged. It is owned while the query is in flight, and dropped while an answer is
-/// held.
+/// `Q` is the type of its question as sent: name, type, class. The question is borrowed from the
+/// message while the query is judged. It is owned while the query is in flight, and dropped while
+/// an answer is held.
 #[derive(Debug)]
 pub struct PendingQuery<Q> {
     pub from: Arrival,
     /// The client's message id, flags and EDNS.
     pub header: QueryHeader,
     pub question: Q,
-    /// Its OPT record, if it carries an option that must not be passed on.
+    /// OPT record of the query, if it carries an option that must not be passed on.
     pub hop_by_hop: Option<Edns>,
-    /// The endpoint that sent it.
+    /// The endpoint that sent the query.
     pub endpoint: EndpointInstance,
     /// Identities of both ends. The client's identity is in the mark.
     pub identities: Identities,
-    /// The address from which to send it, if not the node's. Port 0: the kernel selects one.
+    /// The address from which to send the query; `None` for the node's address. Port 0: the kernel
+    /// selects one.
     pub source: Option<SocketAddr>,
     /// Duration of the policy check; zero if it was not measured.
     pub policy_check: Duration,
-    /// When it was sent to the server. `None` if it was not sent.
+    /// Time at which the query was sent to the server; `None` if it was not sent.
     pub sent_at: Option<Instant>,
     /// Entry of the query log, if the log wants this query.
     pub logged: Option<Box<Entry>>,
@@ -70,7 +71,7 @@ pub struct PendingQuery<Q> {
 /// A query that was not sent because an equal one was in flight.
 #[derive(Debug)]
 pub struct Joined {
-    /// Address and port of its client.
+    /// Address and port of the client.
     pub client: SocketAddr,
     /// The client's message id, flags and EDNS.
     pub header: QueryHeader,
@@ -96,8 +97,8 @@ impl<Q> PendingQuery<Q> {
         }
     }
 
-    /// Moves the query out: it is in flight from `now` on. What stays behind serves only to send
-    /// the message.
+    /// Moves the query out: it is in flight from `now` on. The data that remains in `self` serves
+    /// only to send the message.
     pub(crate) fn sent<R>(&mut self, question: R, now: Instant) -> PendingQuery<R> {
         PendingQuery {
             from: self.from,
@@ -125,12 +126,12 @@ impl<Q> PendingQuery<Q> {
             && self.endpoint == other.endpoint
     }
 
-    /// The holder whose share of queries in flight it uses.
+    /// The holder in whose share of queries in flight this query counts.
     pub(crate) fn holder(&self) -> Holder {
         self.endpoint.into()
     }
 
-    /// Time since it was sent to the server; zero if it was not sent yet.
+    /// Time since the query was sent to the server; zero if it was not sent yet.
     pub(crate) fn waited(&self, now: Instant) -> Duration {
         self.sent_at
             .map_or(Duration::ZERO, |at| now.saturating_duration_since(at))
@@ -159,7 +160,7 @@ pub(crate) struct HeldAnswer {
     pub(crate) query: PendingQuery<()>,
     /// The message for the first client.
     pub(crate) message: Vec<u8>,
-    /// When the server's answer arrived.
+    /// Time at which the server's answer arrived.
     pub(crate) since: Instant,
 }
 

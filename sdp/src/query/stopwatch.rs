@@ -17,7 +17,7 @@ pub(crate) struct Stopwatch {
 pub(super) struct Judging {
     /// From the query's bytes to the verdict.
     pub(super) processing: Duration,
-    /// The part of it for the policy check.
+    /// The part of `processing` for the policy check.
     pub(super) policy_check: Duration,
     /// Whether the stage histograms record this query.
     pub(super) is_sample: bool,
@@ -28,7 +28,7 @@ pub(super) struct Judging {
 impl Stopwatch {
     const ONE_IN: u8 = 16;
 
-    /// Starts for the query `message`.
+    /// Starts a stopwatch for the query `message`.
     pub(super) fn start(message: &[u8], is_reported: bool) -> Self {
         let id = message.get(1).copied().unwrap_or(1);
         let is_sample = id % Self::ONE_IN == 0;

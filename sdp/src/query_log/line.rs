@@ -14,11 +14,11 @@ use dns_wire::{Header, Rcode};
 /// A query that is to be logged.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// When it was judged, nanoseconds of Unix time.
+    /// Time at which the query was judged, nanoseconds of Unix time.
     pub time: u64,
     /// The same time on the monotonic clock.
     pub asked: Instant,
-    /// Endpoint number and identity of the client, if found.
+    /// Endpoint number and identity of the client, if it was found.
     pub endpoint: Option<(u16, u32)>,
     /// Address from which the query came.
     pub pod: IpAddr,
@@ -28,11 +28,11 @@ pub struct Entry {
     pub qtype: u16,
     pub transport: Transport,
     pub allowed: bool,
-    /// Server it was meant for.
+    /// Server for which the query was meant.
     pub server: SocketAddr,
     /// Identity of the server, if it was looked up.
     pub server_identity: Option<u32>,
-    /// Selector and pattern of the rule that allows it.
+    /// Selector and pattern of the rule that allows the query.
     pub rule: Option<(String, String)>,
     /// Outcome of the query, set when it ends.
     pub end: QueryEnd,
@@ -45,11 +45,11 @@ pub struct QueryEnd {
     pub result: &'static str,
     /// Code of the answer that the client got, if it got one.
     pub rcode: Option<u16>,
-    /// Records in its answer section.
+    /// Number of records in the answer section.
     pub answers: u16,
     /// Time from the query to the answer's release.
     pub took: Duration,
-    /// The part of it during which the answer waited for the agent.
+    /// The part of `took` during which the answer waited for the agent.
     pub held: Duration,
 }
 
@@ -89,7 +89,7 @@ impl QueryEnd {
     }
 }
 
-/// The written form. Absent fields are left out.
+/// The written form of a line. Absent fields are left out.
 #[derive(Debug, Serialize)]
 pub(super) struct Line<'a> {
     time: String,
@@ -152,7 +152,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The line with the number of lost lines.
+/// Appends the line with the number of lost lines.
 pub(super) fn dropped(time: u64, dropped: u64, to: &mut Vec<u8>) {
     #[derive(Serialize)]
     struct Dropped {
@@ -168,7 +168,7 @@ fn put(line: &impl Serialize, to: &mut Vec<u8>) {
     let begin = to.len();
     match serde_json::to_writer(&mut *to, line) {
         Ok(()) => to.push(b'\n'),
-        // These types always serialise. Without this, a partial line could remain.
+        // These types can always be serialised. Without this, a partial line could remain.
         Err(_) => to.truncate(begin),
     }
 }

@@ -11,14 +11,14 @@ use std::{
 use super::Target;
 use crate::regular_file;
 
-/// A file that was moved or removed is noticed after this time.
+/// Interval at which the output checks whether its file was moved or removed.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Open output, which finds out when its file was moved or removed.
+/// The open output, which finds out when its file was moved or removed.
 #[derive(Debug)]
 pub(super) struct Output {
     sink: Sink,
-    /// A write was incomplete, so the next one must begin with a new line.
+    /// Whether a write was incomplete, so that the next write must begin with a new line.
     torn: bool,
 }
 
@@ -66,7 +66,7 @@ impl Output {
         (written, opened)
     }
 
-    /// Opens the file if it is not open, or if another file has its name now. Checks this once in
+    /// Opens the file if it is not open, or if another file has its name now. Checks this once per
     /// [`POLL_INTERVAL`].
     pub(super) fn follow(&mut self, now: Instant) -> io::Result<()> {
         let Sink::File { file, path, looked } = &mut self.sink else {

@@ -52,7 +52,7 @@ impl FromStr for Target {
             path if path.starts_with('/') => {
                 let path = PathBuf::from(path);
                 let climbs = path.components().any(|part| part == Component::ParentDir);
-                // The proxy may write into the directory for good.
+                // The proxy may write into the directory as long as it runs.
                 if climbs || path.parent().is_none_or(|dir| dir == Path::new("/")) {
                     return Err(format!(
                         "{text:?} is not in a directory of its own: name one, without .."
@@ -82,7 +82,7 @@ impl fmt::Display for Target {
 pub struct Sample(u32);
 
 impl Sample {
-    /// The number of queries per logged one, at least 1.
+    /// The log has one query in this many; at least 1.
     pub const fn one_in(self) -> u32 {
         self.0
     }

@@ -103,7 +103,7 @@ fn one_in_n_is_sampled_and_denied_excludes_allowed() {
     let stats = QueryLogStats::default();
     let log = QueryLog::open(&config, &stats).expect("a log");
     let taken: Vec<u32> = (0..20_000).filter(|_| log.takes(true)).collect();
-    // One in ten of each kind is logged. The limits are so wide that the test practically never
+    // One in ten of each type is logged. The limits are so wide that the test practically never
     // fails by chance.
     let of_a = taken.iter().filter(|n| n.is_multiple_of(2)).count();
     let of_aaaa = taken.len() - of_a;
@@ -145,7 +145,7 @@ fn waiting_lines_are_written_at_the_end() {
     assert_eq!(lines.len(), 1000);
     assert_eq!(lines[999]["name"], "n999.");
     assert_eq!((stats.lines.get(), stats.dropped.get()), (1000, 0));
-    // The writer has ended: the line is counted, and `submit` does not wait.
+    // The writer has ended: the line counts as dropped, and `submit` does not wait.
     log.submit(Box::new(entry("late.")));
     assert_eq!(stats.dropped.get(), 1);
 }
@@ -203,7 +203,7 @@ fn a_file_that_is_moved_is_opened_again_and_kept_if_that_fails() {
     let mut write = |text: &str, now| output.write(text.as_bytes(), now);
     write("one\n", at(0)).0.expect("written");
     fs::rename(&path, &moved).expect("moved");
-    // For up to a second the old file still gets lines, so none is lost.
+    // For up to a second, the old file still gets lines, so that no line is lost.
     write("two\n", now).0.expect("written");
     write("three\n", at(2)).1.expect("opened again");
     assert_eq!(fs::read_to_string(&moved).expect("moved"), "one\ntwo\n");
@@ -230,7 +230,7 @@ fn a_file_that_cannot_be_opened_is_tried_again_and_lost_lines_are_reported() {
         log.submit(Box::new(entry(&format!("n{n}."))));
     }
     until("lines are lost", || stats.dropped.get(), |seen| *seen == 3);
-    // In the meantime the writer fails to report them. They must not be forgotten.
+    // In the meantime the writer fails to report the lost lines. They must not be forgotten.
     let tried = stats.errors.get();
     until(
         "the write is tried again",

@@ -1,11 +1,11 @@
 //! One `ep_config.json`, ours or Cilium's.
 //!
-//! Cilium's `DNSRulesV2` maps a packed protocol and port to regular
-//! expressions with server addresses. Ours adds `HoldfastDNSRules`, the rules
-//! by server identity and selector, which stay right when a server moves.
+//! Cilium's `DNSRulesV2` maps a packed protocol and port to regular expressions with server
+//! addresses. Our files also have `HoldfastDNSRules`, the rules by server identity and selector,
+//! which stay right when a server moves.
 //!
 //! Learned names come last in our files, and after all used parts of Cilium's files. They are not
-//! read: one pod's names would keep every pod waiting for its first answer.
+//! read, because reading one pod's names would keep every pod waiting for its first answer.
 
 mod members;
 
@@ -36,7 +36,7 @@ pub struct EndpointFile {
     /// Number of the host-side interface.
     pub ifindex: u32,
     pub identity: IdentityId,
-    /// DNS rules, if it has any.
+    /// DNS rules, if the file has any.
     pub rules: Option<EndpointRules>,
     /// Rows of `DNSRulesV2` that were passed over: they allow nothing.
     pub skipped: SkippedRows,
@@ -71,7 +71,7 @@ pub enum FileError {
     Name { selector: String, reason: String },
 }
 
-/// A member of a file that is used, or that identifies its writer.
+/// A member of a file that is used or that identifies the file's writer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Member {
     Id,
@@ -83,7 +83,7 @@ enum Member {
     ByAddress,
     /// `HoldfastDNSRules`.
     ByIdentity,
-    /// `HoldfastKey`: the last field of holdfast-agent's files, except the learned names.
+    /// `HoldfastKey`: the last field of holdfast-agent's files before the learned names.
     OurEnd,
     /// `Options`, which only Cilium writes, before the rules.
     Ciliums,
@@ -136,8 +136,8 @@ impl<R: Read> Raw<R> {
         Ok(raw)
     }
 
-    /// Whether no member that is used can come after the learned names. Files of our earlier
-    /// releases have some there.
+    /// Whether no used member can come after the learned names. Files of our earlier releases have
+    /// used members there.
     fn has_all(&self) -> bool {
         let has = |member| self.found.contains_key(&member);
         has(Member::Id)
@@ -145,7 +145,7 @@ impl<R: Read> Raw<R> {
             && (has(Member::OurEnd) || (has(Member::Ciliums) && has(Member::ByAddress)))
     }
 
-    /// A member; `None` if it is not there or null.
+    /// A member; `None` if it is absent or null.
     fn get<'a, T: Deserialize<'a>>(&'a self, member: Member) -> Result<Option<T>, FileError> {
         let Some(place) = self.found.get(&member) else {
             return Ok(None);
@@ -304,7 +304,7 @@ mod tests {
         )
     }
 
-    /// Long names of a file, 26 MB of them, and how many of the file's bytes were read.
+    /// Reads a file with 26 MB of long names, and counts the bytes that were read.
     struct Counted<R>(R, usize);
 
     impl<R: Read> Read for Counted<R> {

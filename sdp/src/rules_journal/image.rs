@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 pub enum ImageError {
     #[error(transparent)]
     File(#[from] io::Error),
-    /// The file's content is not what was written.
+    /// The file's content differs from what was written.
     #[error("damaged: {0}")]
     Damaged(&'static str),
     /// Its JSON cannot be read or written.
@@ -61,7 +61,7 @@ struct SavedPort {
 #[derive(Serialize, Deserialize)]
 struct SavedRule {
     servers: BTreeSet<u32>,
-    /// `None`: every name.
+    /// `None` stands for every name.
     patterns: Option<Vec<String>>,
 }
 

@@ -77,7 +77,7 @@ fn rules_of_the_stream_are_read_by_the_next_proxy() {
     at += TOUCHED_EVERY;
     assert!(!work_off(&journal, at));
 
-    // Nothing remains of a removed endpoint.
+    // Nothing of a removed endpoint remains.
     journal.note(&[], &KeptRules::default(), BTreeMap::new());
     assert!(work_off(&journal, at));
     assert!(next.read().unwrap().unwrap().0.entries.is_empty());

@@ -1,4 +1,5 @@
-//! Names to send some time after they were queued, so that one message has all new data of a name.
+//! Names that are sent some time after they were queued, so that one message has all new data of a
+//! name.
 
 use std::time::Duration;
 
@@ -7,18 +8,18 @@ use dns_policy::boot_time::BootTime;
 use super::turns::Names;
 use crate::mapping::pairs::Key;
 
-/// Most queued names of all endpoints together. Each endpoint has a share of it.
+/// Maximum number of queued names of all endpoints together. Each endpoint has a share of it.
 const LIMIT: usize = 32_768;
 
 pub(super) struct DelayedNames {
     names: Names,
-    /// When the first of the queued names was queued.
+    /// Time at which the first of the queued names was queued.
     since: Option<BootTime>,
     after: Duration,
 }
 
 impl DelayedNames {
-    /// Each name waits for `after` at most.
+    /// A queue in which each name waits for at most `after`.
     pub(super) fn new(after: Duration) -> Self {
         Self {
             names: Names::new(LIMIT),

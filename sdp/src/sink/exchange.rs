@@ -19,11 +19,11 @@ pub struct MappingResult {
 /// What an agent grants with a realised mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Whether a restart of the agent would restore it.
+    /// Whether the agent would restore the mapping after a restart.
     pub durable: bool,
-    /// How long its pairs stay plumbed.
+    /// How long the mapping's pairs stay plumbed.
     pub promise: Promise,
-    /// Policy revision under which it was realised.
+    /// Policy revision under which the mapping was realised.
     pub revision: u64,
 }
 
@@ -32,38 +32,38 @@ pub struct Grant {
 pub enum Promise {
     /// The agent gives no time.
     None,
-    /// A lease that lasts until then, unless the agent revokes it first.
+    /// A lease that lasts until this time, unless the agent revokes it earlier.
     Until(BootTime),
-    /// For the TTL in the sent mapping, and only for the mapping's endpoint (FQDNData).
+    /// For the TTL in the sent mapping, and only for the endpoint of that mapping (FQDNData).
     ForItsTtl,
 }
 
 /// Effect of an acknowledgement of [`Promise::ForItsTtl`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acknowledgements {
-    /// It also covers the same answer to the same endpoint while the TTL runs.
+    /// The acknowledgement also covers the same answer to the same endpoint while the TTL runs.
     #[default]
     Reused,
-    /// It covers only the answer that it is about.
+    /// The acknowledgement covers only its own answer.
     CountOnce,
 }
 
 impl Promise {
-    /// The promise of a lease that ends at `end`; `None`: there is no lease.
+    /// The promise of a lease that ends at `end`; `None` if there is no lease.
     pub fn of_lease(end: Option<BootTime>) -> Self {
         end.map_or(Self::None, Self::Until)
     }
 }
 
-/// A mapping on its way out.
+/// A mapping to be sent.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Number of the mapping, which grows with each one that is sent.
+    /// Sequence number of the mapping, which grows with each mapping that is sent.
     pub sequence: u64,
     pub mapping: Mapping,
     /// Whether no answer waits for the result.
     pub leased: bool,
-    /// A report of the answer for the agent, if it wants one.
+    /// A report of the answer for the agent, if the agent wants one.
     pub report: Option<Box<QueryReport>>,
 }
 
@@ -89,7 +89,7 @@ impl Default for Room {
 /// The next mappings to send.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// Mappings to send, those that clients wait for first.
+    /// Mappings to send. Mappings that clients wait for come first.
     pub mappings: Vec<Outgoing>,
     /// Numbers of the revocations that were carried out.
     pub revoked: Vec<u64>,
@@ -105,7 +105,7 @@ impl Batch {
 /// Counters of the sink since the process started.
 #[derive(Clone, Debug, Default)]
 pub struct SinkStats {
-    /// Answers released because each pair was leased, or acknowledged; a repetition within
+    /// Answers released because each pair was leased or acknowledged. A repetition within
     /// `mapping::repeat::WITHIN` is not counted here.
     pub leased: Count,
     /// Answers held for a result.

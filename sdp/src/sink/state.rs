@@ -35,14 +35,15 @@ use crate::{
     stats::Count,
 };
 
-/// Most pairs that the sink stores. Above it, pairs are dropped and counted.
+/// Maximum number of pairs that the sink stores. Above it, pairs are dropped and counted.
 pub(crate) const KEPT: usize = 200_000;
-/// How often expired entries are dropped. Until then they only take room.
+/// How often expired entries are dropped. Until then they only take up room.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
-/// Most mappings per batch, and most replays among them while live mappings wait.
+/// Maximum number of mappings per batch, and of replays in a batch while live mappings wait.
 const BATCH: usize = 512;
 pub(super) const REPLAYS_WITH_LIVE: usize = 64;
-/// Most names checked for one batch. Many of the names to send again may have no unexpired pairs.
+/// Maximum number of names that are checked for one batch. Many of the names to send again may have
+/// no unexpired pairs.
 const MAX_NAMES_CHECKED: usize = 4 * BATCH;
 
 /// The current time, and how long an answer may be held from now on.
@@ -112,7 +113,7 @@ impl State {
         let unwritten = self.pairs.take_unwritten(&mapping, away);
         let note = (unwritten != Unwritten::Nothing).then(|| self.learned(&mapping));
         if !away {
-            // The link wakes the journal's writer, so that the wake-up delays no answer.
+            // The link wakes the journal's writer later, so that the wake-up delays no answer.
             note.into_iter()
                 .for_each(|note| self.journal.note_later(note));
             if leased {
@@ -150,14 +151,14 @@ impl State {
         if coverage == Coverage::Leased {
             self.pairs.keep_leased(mapping, self.min_ttl);
         } else {
-            // An answer whose lease must be renewed is sent although the agent has it. So is an
-            // acknowledged one, because no later TTL is promised.
+            // An answer whose lease must be renewed is sent although the agent has it. An
+            // acknowledged answer is also sent, because no later TTL is promised.
             self.pairs.keep(mapping, self.min_ttl);
         }
     }
 
-    /// Writes what is not on disk while the agent is away: a mapping that only this process has is
-    /// written before the client gets the answer.
+    /// Writes what is not on a disk while the agent is away: a mapping that only this process has
+    /// is written before the client gets the answer.
     fn await_journal(
         &self,
         endpoint: EndpointInstance,
@@ -194,8 +195,8 @@ impl State {
         Note::Learned(mapping, lasts)
     }
 
-    /// An agent connected. If its epoch is new, all stored pairs are sent again. Otherwise only the
-    /// pairs that it has not made durable are sent again.
+    /// Notes that an agent connected. If its epoch is new, all stored pairs are sent again.
+    /// Otherwise only the pairs that the agent has not made durable are sent again.
     pub(super) fn agent_up(&mut self, epoch: Epoch, min_ttl: Option<u32>) {
         self.leases.clear();
         let all = self.agent.connected(epoch);
@@ -204,9 +205,9 @@ impl State {
         self.min_ttl = min_ttl.unwrap_or(self.min_ttl);
     }
 
-    /// The connection to the agent ended. Writes to the journal the pairs that it lacks, or has with
-    /// an earlier expiry. Leases are void,
-    /// because no revocation can reach this proxy. Held answers are added to `calls`.
+    /// Notes that the connection to the agent ended. Writes to the journal the pairs that it lacks
+    /// or has with an earlier expiry. Leases are void, because no revocation can reach this proxy.
+    /// Held answers are added to `calls`.
     pub(super) fn agent_down(&mut self, calls: &mut Calls) {
         if self.agent.disconnected() {
             for (mapping, lasts) in self.pairs.all_to_write() {
@@ -224,7 +225,7 @@ impl State {
         self.agent.is_connected() && !self.lateness.agent_hangs()
     }
 
-    /// Mappings that the agent has not answered yet; 0 if it is away or hangs.
+    /// Number of mappings that the agent has not answered yet; 0 if the agent is away or hangs.
     pub(super) fn unanswered(&self) -> usize {
         if self.agent_works() {
             self.queues.len() + self.sent.len()
@@ -241,13 +242,14 @@ impl State {
         }
     }
 
-    /// Queues the stored pairs of the name. For each address the answer with the later expiry counts,
-    /// even if it came first.
+    /// Queues the stored pairs of the name. For each address, the answer with the later expiry
+    /// counts, even if it came first.
     fn refresh(&mut self, mapping: &Mapping, now: BootTime) {
         self.queues.refreshes.push(Key::of(mapping), now);
     }
 
-    /// Sends a mapping. `client` began to wait for its result at the given time.
+    /// Sends a mapping. `client` has the callback of a waiting answer, and the time at which it
+    /// began to wait.
     fn send(
         &mut self,
         mapping: Mapping,
@@ -257,8 +259,9 @@ impl State {
         self.sent.add(mapping, client, now, self.min_ttl)
     }
 
-    /// Whether this was the second result of a sequence. It settles the pairs and grants nothing:
-    /// its lease is that of the first result, which may have been revoked since.
+    /// Takes the second result of a sequence, and returns whether it was one. It settles the pairs
+    /// and grants nothing: its lease is the lease of the first result, which may have been revoked
+    /// since.
     pub(super) fn settle(&mut self, result: &MappingResult) -> bool {
         let Some(sent) = self.sent.undurable.remove(&result.sequence) else {
             return false;
@@ -330,8 +333,8 @@ impl State {
         }
     }
 
-    /// No result will come for a sequence: its mapping is sent again while it is kept, because the
-    /// agent did not refuse it. Returns `false` if nothing waited for a result.
+    /// Notes that no result will come for a sequence. Its mapping is sent again while it is kept,
+    /// because the agent did not refuse it. Returns `false` if nothing waited for a result.
     pub(super) fn no_result(&mut self, sequence: u64) -> bool {
         let Some(sent) = self.sent.answered(sequence) else {
             return false;
@@ -348,11 +351,11 @@ impl State {
     }
 
     /// Forgets the pairs of `name` (`None`: of every name) with these `addresses` (empty: with any
-    /// address). Keys of forgotten pairs that are queued are skipped later.
+    /// address). Queued keys of forgotten pairs are skipped later.
     pub(super) fn revoke(&mut self, name: Option<&Fqdn>, addresses: &[IpAddr]) {
         let named = |of: &Fqdn| name.is_none_or(|name| name == of);
-        // Answers wait for the results of these mappings, which an agent that stops now may not
-        // have accepted.
+        // Answers wait for the results of these mappings. An agent that stops now may not have
+        // accepted them.
         let sent = self.sent.awaited();
         let sent = sent.filter(|sent| named(&sent.key.name));
         let own = |sent: &InFlight| self.pairs.of(&sent.key, &sent.addresses);

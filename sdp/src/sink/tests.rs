@@ -65,7 +65,7 @@ fn realised(sequence: u64, lease_secs: Option<u64>, revision: u64) -> MappingRes
     granted(sequence, grant(lease_secs, revision))
 }
 
-/// The link read everything that the agent sent, and the agent's answers are late.
+/// The link has read everything that the agent sent, and the agent's results are late.
 fn nothing_came(sink: &LinkSink, now: BootTime) {
     sink.read_all(now);
     sink.tick(now);
@@ -77,7 +77,7 @@ fn next_batch_with(sink: &LinkSink, now: BootTime, others: usize) -> Batch {
     sink.next_batch_in(now, Room { live, others })
 }
 
-/// The agent's result after the mapping is on its disk.
+/// The agent's result once the mapping is on its disk.
 fn durable(sequence: u64, lease_secs: Option<u64>, revision: u64) -> MappingResult {
     let grant = Grant {
         durable: true,
@@ -156,7 +156,7 @@ fn the_lease_of_a_long_answer_is_renewed_before_it_is_too_short() {
     assert_eq!(sent.len(), 1, "the agent is asked again");
     sink.results(vec![granted(sent[0].sequence, 41)]);
     assert_eq!(at(90), Release::Leased);
-    // No query came for a while: one answer waits.
+    // No query came for a while, so one answer waits.
     assert_eq!(at(170), Release::Held);
 }
 
@@ -501,7 +501,7 @@ fn silence_does_not_count_as_a_pairs_attempt() {
         now = now.plus_secs(5);
         sink.tick(now);
     }
-    // Longer than the TTL and the time that the table adds to it.
+    // This is longer than the TTL and the time that the table adds to it.
     now = now.plus_secs(60);
     sink.tick(now);
     assert!(next_batch_with(&sink, now, 16).is_empty());

@@ -1,5 +1,5 @@
-//! Queues of several holders that take turns: however much one holder has queued, the next item of
-//! another holder is sent as soon as every other holder has had one turn.
+//! Queues of several holders that take turns: however many items one holder has queued, the next
+//! item of another holder is sent after at most one item of every other holder.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -8,17 +8,17 @@ use limits::quota::{self, Holder};
 
 use crate::mapping::pairs::Key;
 
-/// Items by holder, in the order of arrival for each.
+/// Items by holder. The items of each holder are in the order of arrival.
 pub(super) struct Turns<T> {
     queues: HashMap<Holder, VecDeque<T>, RandomState>,
-    /// Holders with items, the next one first.
+    /// Holders with items. The next one is first.
     order: VecDeque<Holder>,
     len: usize,
     limit: usize,
 }
 
 impl<T> Turns<T> {
-    /// At most `limit` items, of which each holder has a share.
+    /// A queue of at most `limit` items, of which each holder has a share.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             queues: HashMap::default(),
@@ -28,7 +28,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Returns the item if the share of `holder` is used up.
+    /// Adds an item. Returns the item if the share of `holder` is used up.
     pub(super) fn push(&mut self, holder: Holder, item: T) -> Result<(), T> {
         let held = self.queues.get(&holder).map_or(0, VecDeque::len);
         if !quota::may_take(held, self.limit - self.len, self.limit) {
@@ -45,8 +45,7 @@ impl<T> Turns<T> {
     /// The next item, of the first holder for which `may` is true.
     pub(super) fn pop(&mut self, may: impl Fn(Holder) -> bool) -> Option<T> {
         let at = self.order.iter().position(|holder| may(*holder))?;
-        // Holders that were skipped go to the back, and the holder that is served now goes behind
-        // them.
+        // Holders that were skipped go to the back, and the holder that is served goes behind them.
         self.order.rotate_left(at);
         let holder = self.order.pop_front()?;
         let item = self.take_first(holder)?;
@@ -96,7 +95,7 @@ impl<T> Turns<T> {
     }
 }
 
-/// Names whose mappings are to be sent. A name is queued at most once, also if it has several
+/// Names whose mappings are to be sent. A name is queued at most once, even if it has several
 /// mappings.
 pub(super) struct Names {
     turns: Turns<Key>,
@@ -104,7 +103,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// At most `limit` names, of which each endpoint has a share.
+    /// A queue of at most `limit` names, of which each endpoint has a share.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             turns: Turns::new(limit),
@@ -112,7 +111,7 @@ impl Names {
         }
     }
 
-    /// Queues a name. Returns `false` if it is in the queue already, or if there is no room.
+    /// Queues a name. Returns `false` if it is already in the queue, or if there is no room.
     pub(super) fn push(&mut self, key: Key) -> bool {
         let holder = key.asked.endpoint.into();
         !self.queued.contains(&key)

@@ -9,13 +9,13 @@ use std::{
     ptr,
 };
 
-/// Most datagrams of one system call.
+/// Maximum number of datagrams in one system call.
 pub(crate) const BATCH: usize = 64;
 /// Buffer space for one datagram, bytes: more than any UDP payload. Pages that are never written
 /// cost nothing.
 const ROOM: usize = 65_536;
-/// Bytes from one datagram's space to the next. Not a power of two, so that their first cache lines
-/// fall into different cache sets.
+/// Bytes from one datagram's space to the next. It is not a power of two, so that their first cache
+/// lines fall into different cache sets.
 const STRIDE: usize = ROOM + 3 * 64;
 /// Buffer space for the control messages of one datagram, bytes.
 const CONTROL: usize = 128;
@@ -51,7 +51,7 @@ pub(crate) struct RecvBatch {
     controls: Vec<Control>,
     /// Places of the datagrams, as pointers into `data`.
     _iovecs: Vec<libc::iovec>,
-    /// Point into the four above, none of which ever grows.
+    /// Headers that point into the four vectors above, none of which ever grows.
     headers: Vec<libc::mmsghdr>,
     received: usize,
 }
@@ -60,12 +60,12 @@ pub(crate) struct RecvBatch {
 unsafe impl Send for RecvBatch {}
 
 impl RecvBatch {
-    /// For sockets whose datagrams may have different senders and destinations.
+    /// Buffers for sockets whose datagrams may have different senders and destinations.
     pub(crate) fn addressed() -> Self {
         Self::new(BATCH)
     }
 
-    /// For connected sockets: [`Self::from`] and [`Self::original`] know nothing.
+    /// Buffers for connected sockets: [`Self::from`] and [`Self::original`] return `None`.
     pub(crate) fn connected() -> Self {
         Self::new(0)
     }
@@ -101,7 +101,7 @@ impl RecvBatch {
         }
     }
 
-    /// Receives what is there, at most [`BATCH`] datagrams, without waiting.
+    /// Receives the available datagrams, at most [`BATCH`], without waiting.
     pub(crate) fn recv(&mut self, socket: &impl AsFd) -> io::Result<usize> {
         for header in self.headers.iter_mut().take(self.received) {
             if !header.msg_hdr.msg_name.is_null() {
@@ -125,7 +125,7 @@ impl RecvBatch {
         Ok(self.received)
     }
 
-    /// The first control message of datagram `at` that `wanted` takes.
+    /// The first control message of datagram `at` for which `wanted` returns a value.
     fn control<T>(&self, at: usize, wanted: impl Fn(i32, i32, &[u8]) -> Option<T>) -> Option<T> {
         let header = &self.headers.get(at).filter(|_| at < self.controls.len())?;
         // SAFETY: the kernel filled the header, whose control buffer belongs to `self` and is
@@ -212,7 +212,7 @@ pub(crate) struct Datagram<'a> {
     pub(crate) bytes: &'a [u8],
     /// Destination; `None` on a connected socket.
     pub(crate) to: Option<SocketAddr>,
-    /// Source address, if not the socket's own.
+    /// Source address; `None` for the socket's own address.
     pub(crate) source: Option<IpAddr>,
 }
 
@@ -234,9 +234,9 @@ impl SendBatch {
         Self::of(false)
     }
 
-    /// For a connected socket: passes consecutive datagrams of one size to the kernel as one
-    /// message (`UDP_SEGMENT`, Linux 4.18), which goes through the network stack once for all of
-    /// them.
+    /// Arguments for a connected socket. Consecutive datagrams of one size are passed to the kernel
+    /// as one message (`UDP_SEGMENT`, Linux 4.18), which goes through the network stack once for
+    /// all of them.
     pub(crate) fn segmenting() -> Self {
         Self::of(true)
     }
@@ -255,8 +255,8 @@ impl SendBatch {
         }
     }
 
-    /// Sends datagrams, [`BATCH`] at most, in one system call. Returns how many were sent: fewer
-    /// than given if one failed, an error if the first one failed.
+    /// Sends at most [`BATCH`] datagrams in one system call. Returns the number that were sent,
+    /// which is smaller if one failed. If the first one failed, returns its error.
     pub(crate) fn send<'a>(
         &mut self,
         socket: &impl AsFd,
@@ -337,7 +337,7 @@ impl SendBatch {
     }
 }
 
-/// A message whose datagrams are all of one size, which the kernel cuts apart again.
+/// A message of several datagrams of one size, which the kernel separates again.
 struct Message<'a> {
     header: &'a mut libc::mmsghdr,
     control: &'a mut Control,
@@ -345,7 +345,7 @@ struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// A message that begins with `first`, if other datagrams may follow it.
+    /// A message that begins with `first`; `None` if no other datagram may follow it.
     fn open(
         header: &'a mut libc::mmsghdr,
         control: &'a mut Control,
@@ -364,7 +364,7 @@ impl<'a> Message<'a> {
         next.bytes.len() == usize::from(self.size) && next.to.is_none() && next.source.is_none()
     }
 
-    /// Adds the datagram whose iovec lies behind those of the message.
+    /// Adds the next datagram. Its iovec lies behind the iovecs of the message.
     fn add(&mut self) {
         if self.header.msg_hdr.msg_iovlen == 1 {
             let size = put_control(self.control, libc::SOL_UDP, libc::UDP_SEGMENT, self.size);
@@ -375,11 +375,12 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Largest datagram that shares a message, bytes: with its headers smaller than any path's MTU
-/// that the kernel accepts (`net.ipv4.route.min_pmtu`), so that none must be fragmented.
+/// Maximum length of a datagram that shares a message, bytes. With its headers, it is smaller than
+/// any path MTU that the kernel accepts (`net.ipv4.route.min_pmtu`), so that no datagram must be
+/// fragmented.
 const SEGMENT: u16 = 512;
 
-/// Whether the kernel or the device cannot cut messages apart.
+/// Whether the error shows that the kernel or the device cannot separate messages.
 fn is_unsupported(error: &io::Error) -> bool {
     [libc::EINVAL, libc::EIO, libc::EOPNOTSUPP, libc::EMSGSIZE]
         .map(Some)
@@ -546,7 +547,7 @@ pub(super) fn force_receive_buffer(socket: &impl AsFd, bytes: usize) -> io::Resu
     set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
 }
 
-/// The kernel writes the checksum of the UDP header of raw IPv6 packets.
+/// Makes the kernel write the checksum of the UDP header in raw IPv6 packets.
 pub(super) fn udp_checksum_by_kernel(socket: &impl AsFd) -> io::Result<()> {
     set_option(socket, libc::SOL_IPV6, libc::IPV6_CHECKSUM, 6)
 }

@@ -1,5 +1,5 @@
-//! Numbers that many threads add to. Each thread has a row of its own, so that no two threads write
-//! to one cache line.
+//! Numbers to which many threads add. Each thread has its own row, so that no two threads write to
+//! one cache line.
 
 use std::{
     cell::Cell,
@@ -11,7 +11,7 @@ use std::{
 
 /// Number of rows. If there are more threads, they share rows.
 const ROWS: usize = 8;
-/// Numbers in one cache line.
+/// How many numbers a cache line holds.
 const LINE: usize = 8;
 
 #[repr(align(64))]

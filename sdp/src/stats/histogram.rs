@@ -1,4 +1,4 @@
-//! How long stages take.
+//! Histograms of how long the stages of a query take.
 
 use std::{fmt, time::Duration};
 
@@ -9,13 +9,13 @@ use prometheus_client::{
 
 use super::cells::Cells;
 
-/// Upper bounds of the buckets, microseconds; one more has none.
+/// Upper bounds of the buckets, microseconds. One more bucket has no bound.
 const BOUNDS_US: [u64; 15] = [
     5, 20, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000,
     10_000_000,
 ];
 const BUCKETS: usize = BOUNDS_US.len() + 1;
-/// The cell after the buckets: the sum, microseconds, each rounded up.
+/// Index of the cell with the sum of all durations, each rounded up to microseconds.
 const SUM_US: usize = BUCKETS;
 
 /// Durations in fixed buckets, without a lock.
@@ -50,7 +50,7 @@ impl Histogram {
     }
 }
 
-/// A stage of a query's way, and how the query ended. Words as Cilium has them.
+/// A stage of a query, and how the query ended. The label values are Cilium's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// From a query to the release of its answer.
@@ -59,20 +59,20 @@ pub enum Stage {
     TotalTimeout,
     /// From sending a query on to its answer.
     Upstream,
-    /// From an answer's arrival to its release, for those that waited for the agent.
+    /// From an answer's arrival to its release, for answers that waited for the agent.
     Dataplane,
     /// Reading and judging a query that is allowed.
     Processing,
     /// Reading and judging a query that is refused.
     ProcessingDenied,
-    /// The part of these for the policy check.
+    /// The policy check of an allowed query, which is a part of its processing.
     PolicyCheck,
-    /// The same, for a query that is refused.
+    /// The policy check of a refused query, which is a part of its processing.
     PolicyCheckDenied,
 }
 
 impl Stage {
-    /// Every one, with the values of the labels `error` and `scope`.
+    /// All stages, with the values of the labels `error` and `scope`.
     const ALL: [(Self, &'static str, &'static str); 8] = [
         (Self::Total, "allow", "totalTime"),
         (Self::TotalTimeout, "timeout", "totalTime"),
@@ -132,7 +132,7 @@ impl Default for Stages {
 }
 
 impl Stages {
-    /// Records how long one took.
+    /// Records the duration of one stage.
     pub fn observe(&self, stage: Stage, took: Duration) {
         if let Some(histogram) = self.0.get(stage as usize) {
             histogram.observe(took);

@@ -1,4 +1,4 @@
-//! Label values of the counters: enums, so that there are never more of them than here.
+//! Label values of the counters. They are enums, so that no other values can occur.
 
 use daemon::label;
 

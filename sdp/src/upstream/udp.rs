@@ -1,11 +1,11 @@
 //! One worker's UDP sockets to servers, and the queries in flight on them.
 //!
 //! For each server and client identity there are a few connected sockets, each with a random source
-//! port. Every batch of queries uses a random one of them and every query has a random id. A forger
+//! port. Every batch of queries uses a random socket, and every query has a random id. A forger
 //! must guess both (RFC 5452). Sockets are replaced after a while.
 //!
-//! More sockets are opened if more answers are expected than the sockets' buffers have room for. A
-//! worker that gets no CPU time for a moment then loses no answer.
+//! More sockets are opened if more answers are expected than fit into the sockets' buffers, so that
+//! a worker that gets no CPU time for a moment loses no answer.
 //!
 //! A query that must be sent from its client's own port uses the socket of its flow ([`flows`]).
 
@@ -38,17 +38,17 @@ mod tests;
 use flows::Flows;
 use sockets::{ServerKey, UpSocket};
 
-/// Sockets per server and identity. Each batch uses a random one.
+/// Number of sockets per server and identity. Each batch uses a random one.
 const SPREAD: usize = 4;
-/// An idle socket is closed after this.
+/// Time after which an idle socket is closed.
 const MAX_IDLE: Duration = Duration::from_secs(30);
-/// Most queries in flight per socket, so that ids stay hard to guess.
+/// Maximum number of queries in flight per socket, so that ids stay hard to guess.
 const MAX_WAITING: usize = 16_384;
-/// Age below which a query in flight also gets the answer for equal ones. An older query may be
-/// lost, and the equal ones must not be lost with it: the next equal query is sent, over another
-/// socket if this one is silent, and its answer is for all of them.
+/// Age up to which a query in flight can be joined by equal queries, which get its answer. An older
+/// query may be lost, and equal queries must not be lost with it. So the next equal query is sent,
+/// over another socket if this one is silent, and its answer is for all of them.
 const JOIN: Duration = sockets::PATIENCE;
-/// Most queries that wait for the answer to an equal one in flight.
+/// Maximum number of queries that wait for the answer to an equal query in flight.
 const MAX_JOINED: usize = 64;
 
 /// A query that waits for its server's answer.
@@ -58,16 +58,16 @@ pub(crate) struct Flight {
     fingerprint: u64,
     socket: Key,
     id: u16,
-    /// Whether its first attempt ended with an ICMP error.
+    /// Whether the query's first attempt ended with an ICMP error.
     is_second: bool,
 }
 
 /// Where a query waits for its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Registration {
-    /// The query has to be sent.
+    /// The query must be sent.
     New(FlightRef),
-    /// It waits for the answer to an equal query in flight.
+    /// The query waits for the answer to an equal query in flight.
     Joined,
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Registration {
 pub(crate) struct FlightRef {
     pub(crate) socket: Key,
     pub(crate) flight: Key,
-    /// Message id to send it with.
+    /// Message id with which the query is sent.
     pub(crate) id: u16,
 }
 
@@ -86,7 +86,7 @@ pub(crate) enum RegisterError {
     /// The endpoint has no share left, or the socket has too many queries.
     #[error("too many queries in flight")]
     Full,
-    /// No socket to the server.
+    /// No socket to the server could be opened.
     #[error(transparent)]
     Socket(#[from] socket::SocketError),
 }
@@ -95,7 +95,7 @@ pub(crate) enum RegisterError {
 pub(crate) struct UdpUpstream {
     sockets: Arena<UpSocket>,
     servers: HashMap<ServerKey, Vec<Option<Key>>, RandomState>,
-    /// Sockets from clients' own ports.
+    /// Sockets with the ports of clients.
     flows: Flows,
     /// Sockets that are soon to be replaced, each once.
     aging: Vec<Key>,
@@ -116,7 +116,8 @@ pub(crate) struct UdpUpstream {
 }
 
 impl UdpUpstream {
-    /// `marked`: whether packets carry the client's identity. `limit`: most queries in flight.
+    /// `marked`: whether packets carry the client's identity. `limit`: maximum number of queries in
+    /// flight.
     pub(crate) fn new(
         marked: bool,
         limit: usize,
@@ -142,7 +143,7 @@ impl UdpUpstream {
         }
     }
 
-    /// Whether `holder` may have one more in flight.
+    /// Whether `holder` may have one more query in flight.
     pub(crate) fn has_share(&self, holder: Holder) -> bool {
         self.quota.allows(holder, 1)
     }
@@ -152,7 +153,7 @@ impl UdpUpstream {
     }
 
     /// Selects another random socket for the following queries. Queries of one batch are sent with
-    /// one system call. `limit`: most queries in flight from now on.
+    /// one system call. `limit`: maximum number of queries in flight from now on.
     pub(crate) fn next_batch(&mut self, limit: usize) {
         self.quota.set_limit(limit);
         self.spread = self.random.random_range(0..SPREAD);
@@ -176,7 +177,7 @@ impl UdpUpstream {
             .map(Registration::New)
     }
 
-    /// A hash of a query as its client sent it. The id does not count.
+    /// A hash of a query as its client sent it, without the id.
     fn fingerprint<Q>(&self, query: &PendingQuery<Q>, message: &[u8]) -> u64 {
         let (server, endpoint) = (query.from.server, query.endpoint);
         self.hasher.hash_one((message.get(2..), server, endpoint))
@@ -240,10 +241,10 @@ impl UdpUpstream {
         })
     }
 
-    /// Registers a query again, over another socket, after its first attempt ended with an ICMP
-    /// error: behind the address of a Service, the new socket may go to another pod. Once only.
-    /// `message` is the error's quotation of the query; it is sent again only if it is the whole
-    /// query and unchanged. Returns the query if it cannot be sent again.
+    /// Registers a query once more, over another socket, after its first attempt ended with an ICMP
+    /// error: behind the address of a Service, the new socket may lead to another pod. `message` is
+    /// the query as quoted in the error. The query is sent again only if `message` is complete and
+    /// unchanged. Returns the query if it cannot be sent again.
     pub(crate) fn again(
         &mut self,
         flight: Flight,
@@ -276,7 +277,7 @@ impl UdpUpstream {
         }
     }
 
-    /// Adds a query to an equal one in flight, if there is one.
+    /// Adds a query to an equal query in flight, if there is one.
     fn join(&mut self, fingerprint: u64, query: &mut PendingQuery<&[u8]>, now: Instant) -> bool {
         let latest = self.latest.get(&fingerprint).copied();
         let flight = latest.and_then(|latest| self.flights.get_mut(latest));
@@ -284,8 +285,8 @@ impl UdpUpstream {
             return false;
         };
         let (client, header) = (query.from.client, query.header);
-        // A client repeats a query if the first seems lost. The repetition must not wait for the
-        // first.
+        // A client repeats a query if the first one seems lost. The repetition must not wait for
+        // the answer to the first one.
         let fits = first.equals(query)
             && first.waited(now) < JOIN
             && first.joined.len() < MAX_JOINED
@@ -300,7 +301,7 @@ impl UdpUpstream {
         fits
     }
 
-    /// Queries that joined an equal one which may be lost. The answer to `query` is for them, too.
+    /// Queries that joined an equal query that may be lost. They also get the answer to `query`.
     fn inherited(
         &mut self,
         fingerprint: u64,
@@ -340,7 +341,7 @@ impl UdpUpstream {
     }
 
     /// Removes and returns the query that was returned as undelivered on `socket`. The network may
-    /// have cut it short, but id and question are present.
+    /// have truncated it, but its id and question are present.
     pub(crate) fn undelivered(&mut self, socket: Key, query: &[u8]) -> Option<Flight> {
         let header = Header::read(query).filter(|h| !h.is_response())?;
         let flight = *self.sockets.get(socket)?.waiting.get(&header.id)?;
@@ -379,9 +380,10 @@ impl UdpUpstream {
         }
     }
 
-    /// When the next query times out.
+    /// Time at which the next query times out.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
-        // A query that is never answered must not keep the deadlines of all later ones.
+        // A query that is never answered must not keep the deadlines of all later queries in the
+        // list.
         if self.deadlines.len() > 2 * self.flights.len() + 4096 {
             let flights = &self.flights;
             self.deadlines
@@ -409,7 +411,7 @@ impl UdpUpstream {
         is_over.then(|| self.any()).flatten()
     }
 
-    /// Closes sockets that were idle for long.
+    /// Closes sockets that have been idle for long.
     pub(crate) fn sweep(&mut self, now: Instant) {
         let idle: Vec<Key> = self
             .sockets

@@ -31,7 +31,7 @@ use parking_lot::{Condvar, Mutex};
 use shared_maps::{EndpointId, IdentityId};
 use socket2::{Domain, Socket, Type};
 
-/// Longest wait for anything that should happen at once.
+/// Time limit for anything that should happen at once.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An address of endpoint 8.
@@ -70,7 +70,7 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    /// Sets the release of following answers. The first value is `Leased`.
+    /// Sets the release of the answers from now on. At first it is `Leased`.
     pub(crate) fn set_release(&self, release: Release) {
         *self.release.lock() = Some(release);
     }
@@ -134,7 +134,7 @@ impl Default for Options {
     fn default() -> Self {
         let config = ProxyConfig {
             loopback_servers: true,
-            // So long that no test depends on it.
+            // The delay is so long that no test depends on it.
             max_delay: Duration::from_secs(60),
             ..ProxyConfig::default()
         };
@@ -193,7 +193,8 @@ impl Bench {
             steering: None,
             tcp_connections,
         };
-        // A port that no proxy of another test still has: sockets with SO_REUSEPORT would share it.
+        // Finds a port that no proxy of another test still has, because sockets with SO_REUSEPORT
+        // would share it.
         let mut tries = (0..64).map(|_| {
             let free = server_sockets(localhost).0.local_addr().unwrap();
             Sockets::bind(&listen(free.port()))

@@ -273,7 +273,7 @@ impl Play {
         if let ServerAction::Answers(answer) = action
             && let Some(edns) = &answer.edns
         {
-            // The message for the client, without the options that end at the proxy.
+            // The message for the client, without the options that are not passed on.
             let mut without = Vec::new();
             edns.write(true, &mut without);
             let mut with = Vec::new();

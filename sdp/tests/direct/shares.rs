@@ -16,7 +16,7 @@ use crate::bench::{
 
 /// Another address of the endpoint of most tests.
 const SECOND_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
-/// More than the kernel's buffers on the path and the proxy's share together.
+/// Bytes: more than the kernel's buffers on the path and the proxy's share can hold together.
 const FAR_TOO_MUCH: usize = 128 << 20;
 
 /// A proxy with `limit` places for queries in flight.
@@ -24,7 +24,8 @@ fn with_in_flight(limit: usize) -> Bench {
     with(|options| options.config.in_flight = limit)
 }
 
-/// A proxy with one place in flight. A query waits for it longer than any test lasts.
+/// A proxy with one place for a query in flight. Other queries wait for it longer than any test
+/// lasts.
 fn with_one_place() -> Bench {
     with(|options| {
         options.config.in_flight = 1;
@@ -86,8 +87,8 @@ fn middle(first: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), &message[..]].concat()
 }
 
-/// Sends `message` repeatedly until the peer has not read for a while, or has read far too much.
-/// Returns the bytes that it read.
+/// Sends `message` repeatedly until the peer has read nothing for a while, or has read far too
+/// much. Returns the number of bytes that it read.
 fn flood(mut server: &TcpStream, message: &[u8]) -> usize {
     const NO_MORE: Duration = Duration::from_millis(300);
     server.set_write_timeout(Some(NO_MORE)).expect("a timeout");
@@ -112,7 +113,7 @@ fn a_server_is_not_read_while_its_answers_wait_for_a_client_that_does_not_read()
     let message = middle(&first);
     let sent = flood(&server, &message);
     assert!(sent < FAR_TOO_MUCH, "the proxy took {sent} bytes");
-    // No message is lost: when the client reads, all arrive.
+    // No message is lost: when the client reads, all of them arrive.
     drop(receive_frame(&client).unwrap());
     let mut left = sent / message.len() * message.len();
     let mut taken = vec![0; 1 << 16];
@@ -139,7 +140,7 @@ fn connections_that_read_nothing_use_no_more_memory_than_their_pods_share() {
                 send_frames(&server, &[&first]);
                 let message = middle(&first);
                 server.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
-                // As much as the proxy reads, or until it closes the connection.
+                // Sends as much as the proxy reads, or until it closes the connection.
                 let enough = (16 << 20) / message.len();
                 (0..enough).all(|_| server.write_all(&message).is_ok());
                 drop(client);
@@ -220,7 +221,7 @@ fn a_query_that_waits_for_a_place_gets_the_one_that_another_connection_frees() {
 
 #[test]
 fn a_query_that_waits_for_a_connection_gets_the_one_that_another_query_frees() {
-    // One connection for the pod.
+    // The pod may have one connection.
     let bench = with(|options| options.tcp_connections = 2);
     let client = bench.tcp_client();
     ask_in_vain(&client, 1);

@@ -109,7 +109,7 @@ fn more_queries_than_may_wait_are_read_as_others_are_answered() {
     let all: Vec<_> = queries.iter().map(Vec::as_slice).collect();
     send_frames(&client, &all);
     let server = bench.tcp_at_server();
-    // First as many as can wait at once, and then one for each answer.
+    // First come as many queries as can wait at once, and then one for each answer.
     let mut waiting: VecDeque<_> = (0..64).map(|_| receive_frame(&server).unwrap()).collect();
     for id in 0..200_u16 {
         let asked = waiting.pop_front().unwrap();
@@ -199,7 +199,7 @@ fn an_unreachable_server_is_servfail() {
 #[test]
 fn connections_are_bounded() {
     let bench = Bench::new(Options::default());
-    // A single client gets half of eight.
+    // A single client gets half of the eight places.
     let clients: Vec<_> = (0..4).map(|_| bench.tcp_client()).collect();
     until(
         "four are accepted",

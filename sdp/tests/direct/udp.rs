@@ -268,7 +268,7 @@ fn each_fault_is_passed_or_refused() {
         bytes[at] = value;
         bytes
     };
-    // Neither of these is answered: no header, a response.
+    // Neither of these messages is answered: one has no header, and one is a response.
     client.send(&good[..5]).unwrap();
     client.send(&changed(2, 0x81)).unwrap();
     for (bytes, expected) in [
@@ -328,7 +328,7 @@ fn queries_over_the_limit_in_flight_are_refused() {
         let name = format!("x{id}.good.example");
         client.send(&query(id, &name, RecordType::A)).unwrap();
     }
-    // A single endpoint gets half.
+    // A single endpoint gets half of the places.
     for _ in 0..4 {
         assert_eq!(rcode(&receive(&client)), ResponseCode::ServFail);
     }

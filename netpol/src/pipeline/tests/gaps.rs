@@ -1,4 +1,4 @@
-//! Cases in which the pipeline of Contiv/VPP does something other than Kubernetes says.
+//! Cases in which the pipeline of Contiv/VPP differs from what Kubernetes requires.
 
 use serde_json::json;
 
@@ -162,7 +162,8 @@ fn a_namespace_may_come_after_its_pods_and_change() {
 fn absent_labels_are_known_only_of_namespaces_with_an_object() {
     let expression = |key: &str, operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
     let name = "kubernetes.io/metadata.name";
-    // Selector; whether it selects namespace a without an object, with team=a, and without labels.
+    // Columns: a selector; whether it selects a namespace without an object, one with team=a, and
+    // one without labels.
     let table = [
         (json!({}), [true, true, true]),
         (json!({"matchLabels": {"team": "a"}}), [false, true, false]),
@@ -201,7 +202,8 @@ fn absent_labels_are_known_only_of_namespaces_with_an_object() {
 #[test]
 fn requirements_on_absent_labels_of_pods() {
     let expression = |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "app", "operator": operator, "values": values}]});
-    // Selector; whether it selects app=web, app=db, and no labels, as peers and as restricted pods.
+    // Columns: a selector; whether it selects app=web, app=db, and no labels, as peers and as
+    // restricted pods.
     let table = [
         (expression("NotIn", &["web"]), [false, true, true]),
         (expression("DoesNotExist", &[]), [false, false, true]),

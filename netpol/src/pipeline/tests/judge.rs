@@ -1,4 +1,4 @@
-//! A packet judged by the rules of a table alone.
+//! Judges a packet only by the rules of a table.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ pub(super) fn passes(table: &Table, packet: &Packet) -> bool {
     }
 }
 
-/// What ends the evaluation in a chain; `None` if it goes on after the jump.
+/// The verdict that ends the evaluation of a chain; `None` if evaluation goes on after the jump.
 fn chain(table: &Table, name: &str, packet: &Packet) -> Option<Verdict> {
     for rule in &table.chains[name].rules {
         match self::rule(table, &rule.0, packet) {

@@ -1,4 +1,4 @@
-//! A node with its table, and objects in few words.
+//! A node with its table, and short ways to write objects.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
 /// Name of the node.
 pub(super) const HERE: &str = "here";
 
-/// A node that checks at each commit that its steps are the difference of the two tables.
+/// A node that checks at each commit that the steps are the difference between the two tables.
 pub(super) struct Lab {
     pub(super) pipeline: Pipeline,
     pub(super) table: Table,

@@ -17,7 +17,7 @@ const LIMITS: Limits = Limits {
     rows: 20,
 };
 
-/// A policy with `apps` peers, each of which is an app.
+/// A policy with `apps` peers, each of which selects one app.
 fn from_apps(id: &str, apps: usize) -> Object {
     let of = |n| json!({"podSelector": {"matchLabels": {"app": format!("app-{n}")}}});
     let peers: Vec<Value> = (0..apps).map(of).collect();
@@ -40,7 +40,7 @@ fn from_all_but(id: &str, peers: usize) -> Object {
     )
 }
 
-/// A pod in each of two namespaces of this node, and one of another node that is `app-1`.
+/// A pod of this node in each of two namespaces, and a pod of another node that is `app-1`.
 fn tenants() -> Vec<Object> {
     vec![
         object(pod("shop/web", &[], &["10.0.0.1"])),
@@ -86,7 +86,7 @@ fn a_policy_that_does_not_fit_alone_is_set_aside_and_the_rest_goes_on() {
     };
     assert_eq!(lab.pipeline.set_aside().values().next(), Some(&why));
     assert_eq!(reached(&lab), (true, false), "closed, not open");
-    // A change of another policy is in force.
+    // A change of another policy comes into force.
     lab.remove(&policy_key("shop/a"));
     lab.put([from_apps("shop/b", 1)]);
     assert_eq!(reached(&lab), (false, false));
@@ -105,12 +105,13 @@ fn the_largest_policies_of_the_largest_namespace_go_until_the_rest_fits() {
     let sizes = [("shop/a", 8), ("evil/a", 4), ("evil/b", 5), ("evil/c", 6)];
     lab.put(tenants());
     lab.put(sizes.map(|(id, apps)| from_apps(id, apps)));
-    // One rule of each chain drops the rest.
+    // One rule of each chain drops all other packets.
     assert_eq!(set_aside(&lab), ["evil/c 6"]);
     assert_eq!(reached(&lab), (true, true));
     lab.put([from_apps("evil/d", 5)]);
     assert_eq!(set_aside(&lab), ["evil/b 5", "evil/c 6"]);
-    // Once the largest one is set aside, the other namespace needs the most, then the first again.
+    // Once the largest policy is set aside, the other namespace needs the most, and then the first
+    // one again.
     lab.put([from_apps("shop/b", 9), from_apps("shop/c", 1)]);
     assert_eq!(set_aside(&lab), ["evil/b 5", "evil/c 6", "shop/b 9"]);
     for id in ["shop/a", "shop/b", "shop/c"] {
@@ -134,7 +135,7 @@ fn addresses_are_counted_with_those_that_peers_share() {
     assert_eq!(set_aside(&lab), ["evil/b 40"]);
     assert_eq!(lab.pipeline.size().addresses, 30);
     lab.remove(&policy_key("evil/b"));
-    // One pod more, of any node.
+    // One more pod, of any node, is too many.
     lab.put([object(elsewhere(pod("shop/far", &[], &["10.0.3.1"])))]);
     assert_eq!(set_aside(&lab), ["evil/a 33"]);
     assert_eq!(lab.pipeline.size().addresses, 22);
@@ -163,7 +164,7 @@ fn what_does_not_fit_is_not_expanded() {
     let begin = Instant::now();
     lab.put([policy("evil/product", &spec)]);
     assert_eq!(set_aside(&lab), ["evil/product 9000000"]);
-    // Too many addresses also set a policy aside: here some 100,000,000.
+    // Too many addresses also set a policy aside. Here it needs some 100,000,000.
     let pods = (0..10_000u32).map(|n| {
         let address = std::net::Ipv4Addr::from(0x0a80_0000 + n).to_string();
         object(elsewhere(pod(&format!("far/{n}"), &[], &[&address])))
@@ -208,7 +209,7 @@ fn chains_that_are_too_many_even_so_are_refused_whole() {
     let refused = pipeline.commit().unwrap_err();
     assert_eq!(refused, TooLarge::Rows { found: 3, limit: 2 });
     assert_eq!(pipeline.table(), good);
-    // The next commit has the changes of the refused one too.
+    // The next commit also has the changes of the refused commit.
     pipeline.remove(&pod_key("shop/a"));
     let commit = pipeline.commit().unwrap();
     assert_eq!(commit.ended, ["10.0.0.1".parse().unwrap()].into());

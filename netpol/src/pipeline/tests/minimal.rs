@@ -1,4 +1,4 @@
-//! How small changes are.
+//! Checks that changes are small.
 
 use std::collections::BTreeMap;
 
@@ -81,7 +81,7 @@ fn a_pod_like_others_is_an_element_of_each_map_and_group() {
     let commit = lab.remove(&pod_key("shop/web-101"));
     assert_eq!(commit.change.elements(), 5, "{}", commit.change);
     assert_eq!(commit.ended, [address].into());
-    // A pod of another node is in the groups only.
+    // A pod of another node is only in the groups.
     let far = elsewhere(pod("shop/web-102", WEB, &["10.0.0.102"]));
     let commit = lab.put([object(far)]);
     assert_eq!(
@@ -108,16 +108,16 @@ fn the_same_input_is_no_change() {
     lab.pipeline.replace(Vec::new());
     lab.pipeline.replace(objects());
     assert!(lab.commit().change.is_empty());
-    // No selector asks for the labels that change.
+    // No selector uses the labels that change.
     let labels = &[("app", "web"), ("version", "2")];
     let commit = lab.put([object(pod("shop/web-1", labels, &["10.0.0.1"]))]);
     assert!(commit.change.is_empty(), "{}", commit.change);
-    // Another policy with the same meaning.
+    // This is another policy with the same meaning.
     let commit = lab.put([policy("shop/twin", &both_directions())]);
     assert!(commit.change.is_empty(), "{}", commit.change);
     let restricting = lab.pipeline.pods().values().map(|pod| pod.policies.len());
     assert_eq!(restricting.collect::<Vec<_>>(), [2, 2, 2]);
-    // Nothing is left when all is gone.
+    // When all objects are gone, the table is empty.
     lab.pipeline.replace(Vec::new());
     lab.commit();
     assert_eq!(lab.table, Lab::new().table);
@@ -153,7 +153,7 @@ fn a_direction_that_everyone_may_use_has_no_chain() {
         let pod = lab.pipeline.pods().values().next().unwrap();
         assert!(pod.is_restricted(Flow::Ingress) && !pod.is_restricted(Flow::Egress));
     }
-    // A block of IPv4 opens nothing to IPv6.
+    // A block of IPv4 addresses opens nothing for IPv6.
     let spec =
         json!({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}]});
     let dual = pod("shop/web", WEB, &["10.0.0.1", "2001:db8::1"]);
@@ -249,7 +249,7 @@ fn only_an_ingress_policy_of_a_pod_on_a_bridge_stops_datagrams_to_all() {
     assert!(!is_quiet(&lab));
 }
 
-/// A pod that was made at this time, with the address 10.0.0.1 and its name as label `app`.
+/// A pod that was made at this time. It has the address 10.0.0.1, and its name as label `app`.
 fn made(name: &str, created: u64) -> crate::pod::Pod {
     let pod = pod(&format!("shop/{name}"), &[("app", name)], &["10.0.0.1"]);
     crate::pod::Pod {
@@ -316,7 +316,7 @@ fn an_address_of_two_pods_of_this_node_has_the_policies_of_both() {
     let sides = lab.pipeline.explain(&opening(81));
     let sides = sides.iter().map(|side| side.allowed_by.is_some());
     assert_eq!(sides.collect::<Vec<_>>(), [false, true]);
-    // A pod without policies takes none away.
+    // A pod without policies does not lift the policies of the others.
     lab.put([object(made("third", 3))]);
     assert_eq!(open(&lab), [true, false, false]);
     lab.remove(&policy_key("shop/old"));
@@ -334,7 +334,7 @@ fn a_pod_without_an_address_waits() {
     assert!(lab.pipeline.pods().is_empty());
     lab.put([numbered(1)]);
     assert!(!lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));
-    // The pod is in its node's network, which has no policies.
+    // The pod uses its node's network, which has no policies.
     let commit = lab.put([object(pod("shop/web-1", WEB, &[]))]);
     assert_eq!(commit.ended.len(), 1);
     assert!(lab.passes("192.0.2.1", "10.0.0.1 80/TCP"));

@@ -1,5 +1,5 @@
-//! Random objects: single changes in any order lead to the table of the whole set, and the table says
-//! what the documents say.
+//! Random objects: single changes in any order lead to the table of the whole set, and the table
+//! has the meaning of the documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -149,7 +149,7 @@ fn objects() -> impl Strategy<Value = Objects> {
     })
 }
 
-/// A packet between two of the addresses that pods may have, or others.
+/// A packet between two addresses, which pods may or may not have.
 fn a_packet() -> impl Strategy<Value = Packet> {
     let protocol = select(
         &[
@@ -177,7 +177,7 @@ fn a_packet() -> impl Strategy<Value = Packet> {
     })
 }
 
-/// The objects as their reader sees them.
+/// The objects for the evaluation of documents.
 fn world(lab: &Lab, objects: &Objects) -> World {
     let objects: Vec<Object> = objects.values().cloned().collect();
     World {
@@ -186,7 +186,8 @@ fn world(lab: &Lab, objects: &Objects) -> World {
     }
 }
 
-/// Limits that policies reach, and none. The last rule of each chain always fits.
+/// Random limits: some so low that policies exceed them, and some unlimited. The last rule of each
+/// chain always fits.
 fn a_limit() -> impl Strategy<Value = Limits> {
     let close = (36usize..60, 0usize..40);
     prop_oneof![

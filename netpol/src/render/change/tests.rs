@@ -60,7 +60,7 @@ fn table(bits: u32) -> Table {
     table
 }
 
-/// A model of the kernel. It panics where the kernel would refuse the step.
+/// Applies a step to a model of the kernel. It panics if the kernel would refuse the step.
 fn apply(table: &mut Table, step: &Step) {
     match step.clone() {
         Step::AddTable => {}

@@ -1,5 +1,5 @@
-//! The parts of the table that every node has: maps, sets about pods and interfaces, and the chain
-//! through which forwarded packets come.
+//! The parts of the table that every node has: maps, sets for pods and interfaces, and the chain
+//! that forwarded packets enter.
 
 use std::{
     collections::BTreeSet,
@@ -19,17 +19,17 @@ use crate::{
 /// Name of the table. A change of its form that an older agent must not undo gets a new name.
 pub const TABLE: &str = "holdfast_policies_v1";
 /// The counter of packets from an interface whose pod has another address, and of packets with
-/// link-local addresses between ports of a bridge.
+/// link-local addresses between bridge ports.
 pub const SPOOFED: &str = "spoofed";
-/// The counter of TCP segments that open no connection, belong to none that conntrack knows, and are from
-/// or to a restricted pod.
+/// The counter of TCP segments from or to a restricted pod that open no connection and belong to no
+/// connection known to conntrack.
 pub const MIDDLE: &str = "tcp_middle";
-/// The set of interfaces behind which the addresses are known.
+/// The set of interfaces whose addresses are known.
 pub(super) const LINKS: &str = "links";
 
 /// The set of bridges on which pods do not reach each other by link-local addresses.
 pub(super) const BRIDGES: &str = "bridges";
-/// First and last link-local address.
+/// The first and the last link-local address.
 const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
     Ipv6Addr::from_bits((0xfebf << 112) | (u128::MAX >> 16)),
@@ -37,7 +37,7 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
 
 const FORWARD: &str = "forward";
 
-/// The counter of packets that policies of a direction drop.
+/// The counter of packets that policies of this direction drop.
 pub const fn dropped(flow: Flow) -> &'static str {
     match flow {
         Flow::Ingress => "dropped_in",
@@ -55,7 +55,7 @@ pub(super) const fn map(flow: Flow, family: Family) -> &'static str {
     }
 }
 
-/// The set of pairs: an interface, and an address behind it.
+/// The set of pairs of an interface and an address behind it.
 pub(super) const fn behind(family: Family) -> &'static str {
     match family {
         Family::V4 => "behind4",
@@ -63,7 +63,7 @@ pub(super) const fn behind(family: Family) -> &'static str {
     }
 }
 
-/// The set of addresses of which the interface is known.
+/// The set of addresses whose interface is known.
 pub(super) const fn routed(family: Family) -> &'static str {
     match family {
         Family::V4 => "routed4",
@@ -71,7 +71,7 @@ pub(super) const fn routed(family: Family) -> &'static str {
     }
 }
 
-/// The set of pairs: an address of a restricted pod, and the same address once more.
+/// The set of pairs of a restricted pod's address with itself.
 pub(super) const fn own(family: Family) -> &'static str {
     match family {
         Family::V4 => "self4",
@@ -87,7 +87,7 @@ pub(super) const fn address_type(family: Family) -> Type {
     }
 }
 
-/// The field of a packet that has the other side's address, seen from the pod.
+/// The field of a packet that has the address of the pod's peer.
 pub(super) const fn peer_field(flow: Flow, family: Family) -> Field {
     match flow {
         Flow::Ingress => source(family),
@@ -152,8 +152,9 @@ pub(super) fn add_set(table: &mut Table, name: &str, key: Key, elements: BTreeSe
     table.sets.insert(name.to_owned(), Set { key, elements });
 }
 
-/// First false sources end, then answers and what belongs to no policy pass, then the chains of both sides judge.
-/// Packets of the original direction are always judged, so that a policy applies to open connections too.
+/// First, packets with false sources are dropped. Then answers and packets that belong to no policy
+/// pass. Then the chains of both sides judge. Packets of the original direction are always judged,
+/// so that a policy also applies to open connections.
 fn forward() -> Vec<Rule> {
     use Expression::{
         Answer, Count, In, MiddleOfTcp, NeighbourDiscovery, PairIn, Verdict as End, VerdictIn,
@@ -168,8 +169,8 @@ fn forward() -> Vec<Rule> {
             End(Verdict::Drop),
         ])
     };
-    // The kernel takes such a segment for the first of a connection (nf_conntrack_tcp_loose). If it
-    // passed, all packets of the opposite direction would pass as answers.
+    // The kernel takes such a segment for the first one of a connection (nf_conntrack_tcp_loose).
+    // If it passed, all packets of the opposite direction would pass as answers.
     let middle = |(family, field)| {
         Rule(vec![
             MiddleOfTcp,
@@ -220,8 +221,8 @@ fn spoofed(family: Family) -> [Rule; 2] {
     })
 }
 
-/// Errors about open connections pass: those of routers, and those that an end of the connection
-/// sends. A restricted pod must not send errors about connections of others.
+/// Errors about open connections pass if they come from a router or from an end of the connection.
+/// A restricted pod must not send errors about connections of others.
 fn related(family: Family) -> [Rule; 3] {
     use Expression::{PairIn, PairNotIn, Related, Verdict as End};
     let (opener, answerer) = match family {
@@ -237,7 +238,7 @@ fn related(family: Family) -> [Rule; 3] {
     .map(|sender| Rule(vec![Related, sender, End(Verdict::Accept)]))
 }
 
-/// The pair of an address and itself.
+/// The pair of an address with itself.
 pub(super) fn itself(address: &IpAddr) -> Element {
     let address = ranges::address(*address);
     Element::Pair(address, address)

@@ -1,7 +1,7 @@
 //! Chains, which pods with equal rows share, and the sets that chains share.
 //!
-//! What nothing uses any more stays until [`Chains::take`]: if it is needed again before that, the
-//! table does not change.
+//! Chains and sets that are no longer used stay until [`Chains::take`]. If they are needed again
+//! earlier, the table does not change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A number that is not used twice.
+/// The number of a chain. No number is used twice.
 pub(super) type ChainId = u64;
 
 /// Chains and the sets that their rules name.
@@ -36,18 +36,18 @@ pub(super) struct Chains {
     ranges: BTreeMap<RangeSet, Shared>,
     groups: BTreeMap<SlotId, GroupSet>,
     names: Names,
-    /// Chains came into use or out of use since the last [`Chains::take`].
+    /// Whether chains came into use or out of use since the last [`Chains::take`].
     changed: bool,
     next: ChainId,
 }
 
-/// What is in a chain.
+/// The content of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Content {
     flow: Flow,
     family: Family,
     rows: BTreeSet<Row>,
-    /// Names of the chains that it leads to one after another, in place of rows.
+    /// Names of the chains to which this chain leads one after another, instead of having rows.
     joined: BTreeSet<String>,
 }
 
@@ -59,7 +59,7 @@ struct PodChain {
     shared: Shared,
 }
 
-/// A part of the table that several others use.
+/// A part of the table that several other parts use.
 #[derive(Debug)]
 struct Shared {
     name: String,
@@ -75,7 +75,7 @@ struct GroupSet {
 }
 
 impl Chains {
-    /// Uses the chain with these rows, which is made if there is none.
+    /// Adds a use of the chain with these rows, which is made if it does not exist.
     pub(super) fn acquire(
         &mut self,
         groups: &mut Groups,
@@ -97,7 +97,8 @@ impl Chains {
         known.unwrap_or_else(|| self.create(groups, content))
     }
 
-    /// Uses a chain that lets pass what all of these chains let pass. They are in use.
+    /// Adds a use of a chain that lets pass what any of these chains lets pass. These chains are in
+    /// use.
     pub(super) fn join(&mut self, flow: Flow, family: Family, of: &BTreeSet<ChainId>) -> ChainId {
         let names = of.iter().filter_map(|id| self.name(*id));
         let content = Content {
@@ -122,13 +123,14 @@ impl Chains {
         })
     }
 
-    /// Uses the chain with this content, if there is one. Also gives whether it was in use before.
+    /// Adds a use of the chain with this content, if it exists. Also returns whether it was already
+    /// in use.
     fn use_known(&mut self, content: &Content) -> (Option<ChainId>, bool) {
         let known = self.by_content.get(content).copied();
         (known, known.is_some_and(|id| self.add_user(id) > 1))
     }
 
-    /// Adds a use of a chain. Gives how many uses it has.
+    /// Adds a use of a chain. Returns the number of its uses.
     fn add_user(&mut self, id: ChainId) -> usize {
         self.chains.get_mut(&id).map_or(0, |chain| {
             chain.shared.users += 1;
@@ -136,7 +138,7 @@ impl Chains {
         })
     }
 
-    /// A chain with one use, whose sets are in use.
+    /// Makes a chain with one use. Its sets are in use.
     fn create(&mut self, groups: &Groups, content: Content) -> ChainId {
         let rules = self.rules(groups, &content);
         self.insert(content, rules, BTreeSet::new())
@@ -167,7 +169,7 @@ impl Chains {
         id
     }
 
-    /// Takes away a use of a chain.
+    /// Removes a use of a chain.
     pub(super) fn release(&mut self, groups: &mut Groups, id: ChainId) {
         let Some(chain) = self.chains.get_mut(&id) else {
             return;
@@ -196,7 +198,7 @@ impl Chains {
         Some(&self.chains.get(&id)?.shared.name)
     }
 
-    /// Size of the table with all that is in use.
+    /// Size of the table with everything that is in use.
     pub(super) fn size(&self, groups: &Groups) -> Size {
         let chains = self.chains.values();
         let chains = chains.filter(|chain| chain.shared.users > 0);
@@ -217,7 +219,7 @@ impl Chains {
         size
     }
 
-    /// The steps from the chains and sets that were taken last to those in use.
+    /// Adds the steps from the chains and sets at the last call to those in use.
     pub(super) fn take(&mut self, groups: &mut Groups, steps: &mut Vec<Step>) {
         let sets = &mut self.groups;
         groups.visit_changed(|id, slot| {
@@ -268,7 +270,7 @@ impl Chains {
         self.sweep();
     }
 
-    /// Puts the chains and sets that were taken last into a table.
+    /// Puts the chains and sets at the last [`Chains::take`] into a table.
     pub(super) fn fill(&self, groups: &Groups, table: &mut Table) {
         for (ranges, shared) in self.ranges.iter().filter(|(_, shared)| shared.in_force) {
             let set = Set {
@@ -291,7 +293,7 @@ impl Chains {
         }
     }
 
-    /// Forgets chains and ranges that nothing uses.
+    /// Removes chains and ranges that are not used.
     fn sweep(&mut self) {
         self.changed = false;
         let names = &mut self.names;
@@ -311,7 +313,7 @@ impl Chains {
         });
     }
 
-    /// Uses the sets of a chain.
+    /// Adds a use of the sets of a chain.
     fn acquire_sets(&mut self, groups: &mut Groups, content: &Content) {
         for row in &content.rows {
             for ranges in sets_of(row) {
@@ -335,7 +337,8 @@ impl Chains {
         }
     }
 
-    /// The rules of a chain: each row leads back to the chain of the other side, and all other packets end here.
+    /// The rules of a chain. A packet that matches a row returns to judge the other side; all other
+    /// packets are dropped.
     fn rules(&self, groups: &Groups, content: &Content) -> Vec<Rule> {
         let field = base::peer_field(content.flow, content.family);
         let rows = content.rows.iter();
@@ -394,7 +397,7 @@ fn sets_of(row: &Row) -> impl Iterator<Item = &RangeSet> {
     })
 }
 
-/// What happens to a part of the table.
+/// The transition of a part of the table.
 enum Turn {
     Comes,
     /// The part stays as it is, in force or not.
@@ -403,7 +406,7 @@ enum Turn {
 }
 
 impl Turn {
-    /// Makes a part be in force if it is used.
+    /// Brings a part into force if it is used, and out of force otherwise.
     fn of(is_used: bool, in_force: &mut bool) -> Self {
         let turn = match (is_used, *in_force) {
             (true, false) => Self::Comes,

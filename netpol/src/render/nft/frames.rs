@@ -1,4 +1,5 @@
-//! The table of family `bridge`: ports of pods exchange no frame that the table of policies does not see.
+//! The table of family `bridge`: ports of pods exchange no frames that the table of policies does
+//! not see.
 //!
 //! ```text
 //! table bridge holdfast_policies_v1 {
@@ -10,9 +11,10 @@
 //!                     on a bridge has an ingress policy, datagrams to all of a group }
 //! }
 //! ```
-//! br_netfilter shows IPv4 and IPv6 to the rules of family `inet`, but not under a VLAN tag, in
-//! PPPoE or in a frame of another kind. A pod that unpacks such a frame would receive what its
-//! policy denies. For a tag of VLAN 0 the pod needs no rights, because a receiver ignores that tag.
+//! br_netfilter shows IPv4 and IPv6 packets to the rules of family `inet`, but not packets under a
+//! VLAN tag, in PPPoE or in frames of other kinds. A pod that unpacks such a frame would receive
+//! what its policy denies. For a tag of VLAN 0 the pod needs no privileges, because a receiver
+//! ignores that tag.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -26,11 +28,12 @@ use crate::{
     },
 };
 
-/// The counter of frames from or to a pod's port that the table of policies would not see, and of messages
-/// of routers that pods send.
+/// The counter of frames from or to a pod's port that the table of policies would not see, and of
+/// router messages that pods send.
 pub const FRAMES: &str = "frames";
 
-/// The counter of datagrams to groups and broadcast addresses, to the port of a pod.
+/// The counter of datagrams to groups and broadcast addresses that would leave by the port of a
+/// pod.
 pub const TO_ALL: &str = "to_all";
 
 const BROADCASTS: &str = "broadcasts";
@@ -40,13 +43,13 @@ const JUDGED: &str = "judged";
 const IPV4: u16 = 0x0800;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
-/// Router advertisement, redirect: with these a pod would lead packets of others to itself.
+/// Router advertisement and redirect: with them, a pod could lead packets of others to itself.
 const OF_ROUTERS: [u8; 2] = [134, 137];
 /// Solicitations and advertisements of routers and neighbours.
 const NEIGHBOUR_DISCOVERY: [u8; 4] = [133, 134, 135, 136];
 const IGMP: u8 = 2;
 const DHCP_CLIENT: u16 = 68;
-/// First and last address of groups.
+/// The first and the last multicast address.
 const GROUPS4: (Ipv4Addr, Ipv4Addr) = (
     Ipv4Addr::new(224, 0, 0, 0),
     Ipv4Addr::new(239, 255, 255, 255),
@@ -56,7 +59,8 @@ const GROUPS6: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::from_bits(u128::MAX),
 );
 
-/// The table; empty while no pod is on a bridge. `is_quiet`: a pod on a bridge is restricted in what it receives.
+/// The table, which is empty while no pod is on a bridge. `is_quiet`: whether a pod on a bridge is
+/// restricted in what it receives.
 pub(super) fn table(links: &NodeLinks, is_quiet: bool) -> Table {
     let mut table = Table::of(TableFamily::Bridge, TABLE);
     if links.bridges.is_empty() {
@@ -107,8 +111,9 @@ pub(super) fn table(links: &NodeLinks, is_quiet: bool) -> Table {
     table
 }
 
-/// Datagrams to addresses of no pod do not go to ports of pods, except those that a network needs:
-/// neighbour discovery and, from ports that lead to no pod, also DHCP and queries for members of groups.
+/// Drops datagrams to groups and broadcast addresses at ports of pods, except for those that a
+/// network needs: neighbour discovery and, from ports that lead to no pod, also DHCP and queries
+/// for members of groups.
 fn to_all() -> Vec<Rule> {
     use Expression::{Icmp6, In, Numbered, Verdict as End, Within};
     let is_other = || In(Field::Interface, OTHER_PORTS.to_owned());
@@ -141,7 +146,7 @@ fn to_all() -> Vec<Rule> {
     passing.chain(dropped).collect()
 }
 
-/// The frame has this protocol.
+/// The condition that the frame has this protocol.
 fn of(kind: u16) -> Expression {
     let kind = Value::EtherType(kind);
     Expression::Within(Field::EtherType, kind, kind)

@@ -1,5 +1,5 @@
 //! Names of sets and chains: a prefix, and a hash of the content. Equal content has the same name
-//! in every run, so that a table that is there already needs no change.
+//! in every run, so that a table that already exists needs no change.
 
 use std::{
     collections::BTreeSet,
@@ -11,8 +11,8 @@ use std::{
 pub(super) struct Names(BTreeSet<String>);
 
 impl Names {
-    /// A name for content that has none. If other content already has the name of this hash, the
-    /// result is another name.
+    /// Returns a name for content that has no name yet. If other content already has the name with
+    /// this hash, another name is returned.
     pub(super) fn give(&mut self, prefix: &str, content: &impl Hash) -> String {
         let mut salt = 0;
         loop {
@@ -27,7 +27,7 @@ impl Names {
         }
     }
 
-    /// Gives a name free.
+    /// Makes a name free for other content.
     pub(super) fn release(&mut self, name: &str) {
         self.0.remove(name);
     }
@@ -58,7 +58,7 @@ impl Hasher for Fnv {
 mod tests {
     use super::*;
 
-    /// All values have one hash.
+    /// A content of which all values have the same hash.
     struct Colliding;
 
     impl Hash for Colliding {

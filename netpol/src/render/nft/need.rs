@@ -1,5 +1,5 @@
-//! How much a policy adds to the table, counted before any of its rows is made: a policy of a megabyte
-//! can name more rows than memory holds.
+//! What a policy adds to the table, counted before any of its rows are made: a policy of one
+//! megabyte can have more rows than fit into memory.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use crate::{
     pod::NamedPorts,
 };
 
-/// What a policy adds to a chain of which it is a part.
+/// What a policy adds to a chain to which it belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// It lets everything pass: a chain with it is not made.
+    /// Whether the policy lets everything pass. Then the chain is not made.
     pub(crate) is_open: bool,
-    /// Upper bound of its rules: equal rules of several policies are one.
+    /// Upper bound of the number of its rules. Equal rules of several policies become one.
     pub(crate) rows: usize,
-    /// Upper bound of the elements of its sets of ranges.
+    /// Upper bound of the number of elements in its sets of ranges.
     pub(crate) ranges: usize,
 }
 
@@ -70,7 +70,8 @@ fn of_flow(policy: &ContivPolicy, flow: Flow) -> impl Iterator<Item = &Match> {
     policy.matches.iter().filter(move |one| one.flow == flow)
 }
 
-/// The number of peers of a match, the ranges of its blocks, and whether the peer is everyone.
+/// The number of peers of a match, the number of ranges of its blocks, and whether the peer is
+/// everyone.
 fn peers(of: &Match, family: Family) -> (usize, usize, bool) {
     let MatchPeers::Of { groups, blocks } = &of.peers else {
         return (1, 0, true);

@@ -1,4 +1,4 @@
-//! Blocks of addresses and port numbers as ranges, of which no two overlap or touch.
+//! Blocks of addresses and port numbers as ranges that neither overlap nor touch.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -47,7 +47,7 @@ impl Ranges {
         Self::of(blocks.flat_map(without_except))
     }
 
-    /// Whether these are all values of the type.
+    /// Whether these ranges contain all values of the type.
     pub(super) fn is_everything(&self) -> bool {
         matches!(self, Self::One(first, last)
             if first.previous().is_none() && last.next().is_none())

@@ -1,4 +1,4 @@
-//! What a pod may send or receive, as rows of which each permits something.
+//! What a pod may send or receive, as rows. Each row permits something.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,19 +14,19 @@ use crate::{
     selector::Selector,
 };
 
-/// Packets that pass: those with these peers, on these ports.
+/// Packets that pass: packets with this peer, on these ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Row {
     pub(super) peer: Peer,
     pub(super) ports: RowPorts,
 }
 
-/// The other side of a row. A peer has to meet both conditions, where both are set.
+/// The other side of a row. If both conditions are set, a peer must meet both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Peer {
-    /// It has an address in one of these ranges.
+    /// The peer has an address in one of these ranges.
     pub(super) within: Option<Ranges>,
-    /// It is a member of the group.
+    /// The peer is a member of the group.
     pub(super) group: Option<Group>,
 }
 
@@ -39,7 +39,7 @@ pub(super) enum RowPorts {
     All(Protocol),
     /// These ports of the protocol.
     Numbers(Protocol, Ranges),
-    /// The port that the group names; each of its members has a number of its own for it.
+    /// The port that the group names. Each member of the group has its own number for it.
     OfGroup(Protocol),
 }
 
@@ -96,8 +96,8 @@ pub(super) fn peers(of: &Match, family: Family) -> Vec<Peer> {
     groups.chain(blocks).collect()
 }
 
-/// Splits ports into numbers, and names for which each peer has its own number. In ingress a name
-/// means the port of the pod, and nothing if the pod has none of this name and protocol.
+/// Splits ports into numbers, and names for which each peer has its own number. In ingress, a name
+/// means the port of the pod, and nothing if the pod has no port of this name and protocol.
 pub(super) fn split(own: &NamedPorts, of: &Match) -> (PortSet, BTreeSet<(PortName, Protocol)>) {
     let (mut numbered, mut named) = (PortSet::default(), BTreeSet::new());
     let ports = match &of.ports {
@@ -127,7 +127,7 @@ pub(super) fn split(own: &NamedPorts, of: &Match) -> (PortSet, BTreeSet<(PortNam
     (numbered, named)
 }
 
-/// The row of a port that peers name: only pods have names for ports.
+/// The row of a port that peers name, for which only pods have names.
 pub(super) fn named_row(peer: &Peer, port: &(PortName, Protocol), family: Family) -> Row {
     let every_pod = || PodSet {
         namespaces: InNamespaces::Selected(Selector::default()),
@@ -161,7 +161,7 @@ impl PortSet {
         !self.any && self.all.is_empty() && self.numbers.is_empty()
     }
 
-    /// Number of rows of a peer with these ports.
+    /// Number of rows that a peer has with these ports.
     pub(super) fn protocols(&self) -> usize {
         match self.any {
             true => 1,
@@ -169,7 +169,7 @@ impl PortSet {
         }
     }
 
-    /// Ranges of numbers in these rows, of which those that touch are one.
+    /// Number of ranges in these rows. Ranges that touch count as one.
     pub(super) fn ranges(&self) -> usize {
         match self.any {
             true => 0,

@@ -1,5 +1,5 @@
-//! Rules of both sides of a connection as one list, for an access control that judges traffic of a
-//! pod in one direction only.
+//! Combines the rules of both sides of a connection in one list, for an access control that judges
+//! a pod's traffic in one direction only.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -13,8 +13,8 @@ use crate::{
     rule::{Action, Net, Rule, Traffic},
 };
 
-/// The table of a pod: its rules about traffic of direction `flow`, and what the pods of the node
-/// may themselves do at the other end of that traffic. In order; empty if nothing is restricted.
+/// The table of a pod: its rules for traffic of direction `flow`, narrowed by the rules of the
+/// node's pods at the other end of that traffic. In order; empty if nothing is restricted.
 pub(super) fn local(pod: &PodRules, flow: Flow, all: &BTreeMap<PodId, PodRules>) -> Vec<Rule> {
     let mut table = pod.of(flow).to_vec();
     let other_side = opposite(flow);
@@ -39,7 +39,7 @@ pub(super) fn local(pod: &PodRules, flow: Flow, all: &BTreeMap<PodId, PodRules>)
     in_order(table)
 }
 
-/// Leaves of the traffic with a peer only what is allowed.
+/// Narrows the traffic with a peer to what is allowed.
 fn narrow(table: &mut Vec<Rule>, flow: Flow, peer: IpAddr, allowed: &Allowed) {
     let peer = Net::one(peer);
     table.retain(|rule| net_of_peer(rule, flow) != peer);
@@ -62,16 +62,16 @@ fn narrow(table: &mut Vec<Rule>, flow: Flow, peer: IpAddr, allowed: &Allowed) {
     table.push(rule(Traffic::Any, Action::Deny));
 }
 
-/// What a list of rules allows with one address.
+/// What a list of rules allows with one peer address.
 struct Allowed {
-    /// Whether it allows every packet, even of protocols without ports.
+    /// Whether the list allows every packet, even of protocols without ports.
     everything: bool,
     /// Ports at the receiver, in the order of [`Protocol::ALL`].
     ports: [PortSet; 3],
 }
 
 impl Allowed {
-    /// What rules about traffic of direction `flow` allow with a peer.
+    /// What rules for traffic of direction `flow` allow with a peer.
     fn with(rules: &[Rule], flow: Flow, peer: IpAddr) -> Self {
         let everything = Self {
             everything: true,
@@ -126,7 +126,7 @@ impl Allowed {
     }
 }
 
-/// The other direction: where a table has what a pod receives, it is narrowed by what others send.
+/// The other direction: a table of what a pod receives is narrowed by what other pods may send.
 pub(super) const fn opposite(flow: Flow) -> Flow {
     match flow {
         Flow::Ingress => Flow::Egress,

@@ -1,4 +1,4 @@
-//! The rules of all pods of a node as one list, for traffic between them and other nodes.
+//! Combines the rules of all pods of a node in one list, for traffic between them and other nodes.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -10,8 +10,8 @@ use crate::{
     rule::{Net, Rule},
 };
 
-/// The table of a node: the rules of its pods about traffic of direction `flow`, each with the
-/// pod's address in place of any address. In order; empty if no pod has such a rule.
+/// The table of a node: the rules of its pods for traffic of direction `flow`, each with the pod's
+/// address instead of any address. In order; empty if no pod has such a rule.
 pub(super) fn global(flow: Flow, pods: &BTreeMap<PodId, PodRules>) -> Vec<Rule> {
     let rules = pods.values().flat_map(|pod| {
         let rules = pod.of(flow).iter();
@@ -24,7 +24,7 @@ pub(super) fn global(flow: Flow, pods: &BTreeMap<PodId, PodRules>) -> Vec<Rule> 
     in_order(table)
 }
 
-/// A rule about the pod with this address; `None` if its peers are of the other family.
+/// A rule for the pod with this address; `None` if the rule's peers are of the other family.
 fn at(rule: &Rule, flow: Flow, own: IpAddr) -> Option<Rule> {
     let mut rule = *rule;
     let (pod, peer) = match flow {

@@ -1,4 +1,5 @@
-//! Changes of tables that follow from a change of pods, before it is in force and after.
+//! Changes of tables that follow from a change of pods, while it is prepared and when it is in
+//! force.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,24 +14,24 @@ pub struct Tables {
     view: View,
 }
 
-/// A table that differs, or that other pods use.
+/// A table with other rules, or with other pods, than before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A local table.
     Local {
         /// The rules of the table.
         rules: Rules,
-        /// Pods that use the table after the change; empty: the table is removed.
+        /// Pods that use the table after the change. If there are none, the table is removed.
         pods: BTreeSet<PodId>,
-        /// Pods that used the table before the change; empty: the table is new.
+        /// Pods that used the table before the change. If there are none, the table is new.
         before: BTreeSet<PodId>,
     },
-    /// The global table: its rules now.
+    /// The global table, with its new rules.
     Global(Rules),
 }
 
 impl Tables {
-    /// Begins without tables. Local tables will be about traffic of this direction.
+    /// Tables of a node without pods. Local tables will be for traffic of this direction.
     pub fn new(flow: Flow) -> Self {
         Self {
             flow,
@@ -49,7 +50,7 @@ impl Tables {
         self.pods.keys()
     }
 
-    /// Takes over tables that were read back. The next change must bring every pod.
+    /// Takes over tables that were read back. The next change must contain every pod.
     pub fn resync(&mut self, view: View) -> Result<(), InTwoTables> {
         view.check()?;
         self.view = view;
@@ -74,7 +75,7 @@ pub struct Txn<'a> {
 }
 
 impl Txn<'_> {
-    /// Puts a pod with its rules, or removes it (`None`).
+    /// Adds or replaces a pod with its rules, or removes it (`None`).
     pub fn update(&mut self, pod: PodId, rules: Option<PodRules>) {
         match rules {
             Some(rules) => self.pods.insert(pod, rules),
@@ -82,12 +83,12 @@ impl Txn<'_> {
         };
     }
 
-    /// The tables as they will be.
+    /// The tables after the change.
     pub fn view(&self) -> View {
         View::of(&self.pods, self.tables.flow)
     }
 
-    /// What differs from the tables in force.
+    /// The differences between `view` and the tables in force.
     pub fn changes(&self, view: &View) -> Vec<Change> {
         let before = &self.tables.view;
         let all: BTreeSet<&Rules> = before.local.keys().chain(view.local.keys()).collect();
@@ -105,7 +106,7 @@ impl Txn<'_> {
         local.filter(differs).chain(global).collect()
     }
 
-    /// Brings the change into force with these tables.
+    /// Brings the change into force, with `view` as its tables.
     pub fn commit(self, view: View) {
         self.tables.view = view;
         self.tables.pods = self.pods;

@@ -1,8 +1,8 @@
 //! Tables as access lists of VPP's ACL plugin, and back.
 //!
-//! The local table of a pod is applied to what leaves the vswitch for the pod, and the global
-//! table to what leaves it for other nodes. What comes from a pod with a table is reflected, so
-//! that its answers pass.
+//! The local table of a pod is applied to packets that leave the vswitch for the pod, and the
+//! global table to packets that leave it for other nodes. Packets from a pod with a table are
+//! reflected, so that their answers pass.
 
 mod text;
 
@@ -24,25 +24,25 @@ use crate::{
 const GLOBAL: &str = "NODE-GLOBAL";
 const REFLECTION: &str = "REFLECTION";
 
-/// An access list, and the interfaces that it is applied to.
+/// An access list, and the interfaces to which it is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl {
-    /// Its tag in VPP.
+    /// The tag of the list in VPP.
     pub name: String,
-    /// The first row that is about a packet judges it; a packet that no row is about is dropped.
+    /// The first row that matches a packet judges it. A packet that no row matches is dropped.
     pub rows: Vec<Row>,
-    /// Applied to what comes from these interfaces.
+    /// Interfaces to whose incoming packets the list is applied.
     pub input: BTreeSet<Interface>,
-    /// Applied to what leaves by these interfaces.
+    /// Interfaces to whose outgoing packets the list is applied.
     pub output: BTreeSet<Interface>,
 }
 
 /// An interface of the vswitch, displayed as in the exports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Interface {
-    /// That of a pod: `pod:namespace/name`.
+    /// The interface of a pod: `pod:namespace/name`.
     Pod(PodId),
-    /// One that leads to other nodes, by its name.
+    /// The name of an interface that leads to other nodes.
     Node(String),
 }
 
@@ -57,20 +57,20 @@ pub struct Row {
     pub destination: IpNet,
     /// Protocol; `None` for every protocol.
     pub protocol: Option<Protocol>,
-    /// Ports of the sender; all if there is no protocol.
+    /// Ports of the sender; all ports if there is no protocol.
     pub source_ports: Span,
-    /// Ports of the receiver; all if there is no protocol.
+    /// Ports of the receiver; all ports if there is no protocol.
     pub destination_ports: Span,
 }
 
 /// What a row does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowAction {
-    /// Drops it.
+    /// Drops the packet.
     Deny,
-    /// Lets it pass.
+    /// Lets the packet pass.
     Permit,
-    /// Lets it pass, and its answers by every interface.
+    /// Lets the packet pass, and its answers through every interface.
     Reflect,
 }
 
@@ -88,7 +88,7 @@ impl RowAction {
     }
 }
 
-/// Access lists of tables whose local ones are about traffic to pods.
+/// Access lists of tables whose local tables are for traffic to pods.
 pub fn export(view: &View, node_interfaces: &BTreeSet<String>) -> Vec<Acl> {
     let nodes: BTreeSet<Interface> = node_interfaces
         .iter()
@@ -130,7 +130,7 @@ pub fn export(view: &View, node_interfaces: &BTreeSet<String>) -> Vec<Acl> {
     acls
 }
 
-/// The tables that access lists were made of. Lists of other names are not ours.
+/// The tables from which access lists were made. Lists with other names are not ours.
 pub fn import(acls: &[Acl]) -> View {
     let mut view = View::default();
     for acl in acls {
@@ -164,7 +164,7 @@ impl Row {
         }
     }
 
-    /// Whether it is about this packet.
+    /// Whether the row matches this packet.
     pub fn matches(&self, packet: &Packet) -> bool {
         let ports = match (self.protocol, packet.ports) {
             (None, _) => true,
@@ -181,7 +181,7 @@ impl Row {
     }
 }
 
-/// The rows of a rule: one for each family that it is about.
+/// The rows of a rule: one for each family to which it applies.
 fn rows(rule: &Rule) -> impl Iterator<Item = Row> {
     let rule = *rule;
     let of_both = move |family: IpNet| {
@@ -215,8 +215,8 @@ fn row(source: IpNet, destination: IpNet, rule: Rule) -> Row {
     }
 }
 
-/// The rules of rows. Two rows that differ only in whether they are about all IPv4 or all IPv6
-/// addresses are one rule.
+/// The rules of rows. Two rows that differ only because one is for all IPv4 addresses and one for
+/// all IPv6 addresses become one rule.
 fn rules(rows: &[Row]) -> Vec<Rule> {
     let [four, six] = whole_families();
     let mut rules = Vec::new();

@@ -1,8 +1,8 @@
 //! Tables as session rules of VPP's TCP stack (VPPTCP), and back.
 //!
-//! A pod has a table of its own for what it sends; the node has one for what its pods receive from
-//! other nodes. Of several rules about a connection the one with the longest remote prefix
-//! counts. The stack has IPv4, TCP and UDP only, single ports, and no rule about everyone.
+//! Each pod has its own table for what it sends. The node has one table for what its pods receive
+//! from other nodes. If several rules match a connection, the rule with the longest remote prefix
+//! applies. The stack has only IPv4, only TCP and UDP, only single ports, and no rule for everyone.
 
 mod json;
 mod refusal;
@@ -29,7 +29,7 @@ use crate::{
     rule::{Action, Net, Rule, Traffic},
 };
 
-/// Most ports of one rule that become session rules, one for each port.
+/// Maximum number of ports of one rule that become session rules, one for each port.
 const MAX_PORTS: u32 = 1024;
 
 const TAG: &str = "contiv/vpp-policy";
@@ -40,7 +40,7 @@ const PORTS: &str = "-PORTS-";
 /// What happens to connections of TCP or UDP between some addresses and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRule {
-    /// The table that it is in.
+    /// The table to which the rule belongs.
     pub scope: Scope,
     /// TCP or UDP.
     pub protocol: Protocol,
@@ -54,21 +54,21 @@ pub struct SessionRule {
     pub remote_port: u16,
     /// What happens to the connection.
     pub action: Action,
-    /// Says which rule it is a part of, for [`import`].
+    /// Names the rule of which this is a part, for [`import`].
     pub tag: String,
 }
 
 /// A table of session rules.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// The table of a pod, about the connections that it opens.
+    /// The table of a pod, for the connections that it opens.
     Local(PodId),
-    /// The table of the node, about the connections that other nodes open.
+    /// The table of the node, for the connections that other nodes open.
     Global,
 }
 
-/// Session rules of tables whose local ones are about traffic from pods. `addresses` are those of
-/// the pods: a pod always reaches itself.
+/// Session rules of tables whose local tables are for traffic from pods. `addresses` are the pods'
+/// addresses, because a pod always reaches itself.
 pub fn export(
     view: &View,
     addresses: &BTreeMap<PodId, Vec<IpAddr>>,
@@ -88,8 +88,8 @@ pub fn export(
     Ok(list.without_defaults())
 }
 
-/// The tables that session rules were made of, without rules that no session rule stands for:
-/// those of a pod about itself, and those that others hide.
+/// The tables from which session rules were made. Rules without a session rule are missing: a pod's
+/// rules about itself, and rules that other rules hide.
 pub fn import(rules: &[SessionRule]) -> View {
     let mut tables: BTreeMap<&Scope, BTreeSet<Rule>> = BTreeMap::new();
     for rule in rules.iter().filter(|rule| rule.tag.starts_with(TAG)) {
@@ -113,7 +113,7 @@ pub fn import(rules: &[SessionRule]) -> View {
 }
 
 impl SessionRule {
-    /// The rule that this session rule is a part of.
+    /// The rule of which this session rule is a part.
     fn origin(&self) -> Rule {
         let remote = if self.tag.contains(SPLIT) {
             Net::Any
@@ -139,7 +139,7 @@ impl SessionRule {
         }
     }
 
-    /// The range of ports of which it has one.
+    /// The range of ports to which the rule's port belongs.
     fn range(&self) -> Option<Span> {
         let (_, range) = self.tag.split_once(PORTS)?;
         let (first, last) = range.split_once('-')?;
@@ -172,7 +172,7 @@ impl fmt::Display for SessionRule {
     }
 }
 
-/// Session rules, of which the first with a key counts.
+/// Session rules. Of several rules with the same key, the first one applies.
 #[derive(Default)]
 struct List {
     rules: Vec<SessionRule>,
@@ -234,8 +234,8 @@ impl List {
         Ok(())
     }
 
-    /// The rules without those that permit every port to everyone: the stack does so itself. Such a rule stays where
-    /// it says that a denial of every protocol is not about the rule's own protocol.
+    /// The rules without those that permit every port to everyone, because the stack itself does
+    /// so. Such a rule stays if it exempts its protocol from a denial of every protocol.
     fn without_defaults(self) -> Vec<SessionRule> {
         let is_default = |rule: &SessionRule| {
             let every_port = rule.local_port == 0 && rule.remote_port == 0;
@@ -269,8 +269,8 @@ impl List {
     }
 }
 
-/// The ports of a range as session rules have them, with the tag of the range; `None` if there are
-/// too many.
+/// The single ports of a range for session rules, with the tag of the range; `None` if there are
+/// too many ports.
 fn single(ports: Span) -> Option<(RangeInclusive<u16>, String)> {
     match ports.len() {
         _ if ports == Span::ALL => Some((0..=0, String::new())),
@@ -283,7 +283,7 @@ fn single(ports: Span) -> Option<(RangeInclusive<u16>, String)> {
     }
 }
 
-/// A block of the family that the stack has.
+/// A block of IPv4 addresses, the only family of the stack.
 fn block(net: Net, rule: &Rule) -> Result<Ipv4Net, NoSessionRules> {
     match net {
         Net::Block(IpNet::V4(net)) => Ok(net),
@@ -291,7 +291,7 @@ fn block(net: Net, rule: &Rule) -> Result<Ipv4Net, NoSessionRules> {
     }
 }
 
-/// All addresses, as two blocks: the stack has no rule about everyone.
+/// All addresses as two blocks, because the stack has no rule for everyone.
 fn halves() -> Vec<Ipv4Net> {
     Ipv4Net::default()
         .subnets(1)

@@ -12,10 +12,10 @@ use crate::{
     transparent::Mode,
 };
 
-/// Most warnings that are shown; JSON has all of them.
+/// Maximum number of warnings shown. JSON has all of them.
 const MAX_WARNINGS: usize = 6;
 
-/// Lines with a word in front.
+/// Lines of text, each with a label in front.
 #[derive(Default)]
 struct Page(String);
 

@@ -26,7 +26,7 @@ use crate::{
     rules_journal::MOST_PREFIXES,
 };
 
-/// A replay whose TTL ran out while no agent was there still counts this long, seconds.
+/// Time for which a repeated mapping counts if its TTL ran out while there was no agent, seconds.
 const EXPIRED_REPLAY_SECS: u64 = 30;
 const TYPE_A: u32 = 1;
 const TYPE_AAAA: u32 = 28;
@@ -38,7 +38,8 @@ pub(in crate::link) struct State {
     pub(in crate::link) tables: AgentTables,
     /// Parts that could not be used. They allow nothing.
     pub(in crate::link) odd: Vec<String>,
-    /// Servers in rows that are skipped for their transport: `protocol: ANY` names SCTP, too.
+    /// Number of servers in rows that are skipped because of their transport: `protocol: ANY` names
+    /// SCTP, too.
     pub(in crate::link) skipped: u64,
 }
 
@@ -108,8 +109,8 @@ fn rules_of((endpoint, ports): (EndpointId, RulesByPort)) -> RulesOf {
 }
 
 impl State {
-    /// Prefixes of the servers that its rules name, as many as are kept for a start without
-    /// agent.
+    /// Prefixes of the servers that the rules name, up to the number that is kept for a start
+    /// without an agent.
     pub(in crate::link) fn servers(&self) -> BTreeMap<IpNet, IdentityId> {
         let selectors = self.rules.iter().flat_map(|of| &of.rules.ports);
         let mut named = BTreeSet::new();

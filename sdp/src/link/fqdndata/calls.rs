@@ -1,7 +1,7 @@
 //! Mappings and reports to a Cilium agent, one unary call each, in the order of the events.
 //!
-//! The agent answers a call when it has plumbed the addresses. Most calls are for answers that pods
-//! wait for. Few are for repeated mappings, so that no client waits behind those.
+//! The agent answers a call when it has plumbed the addresses. Most of the concurrent calls are for
+//! answers that pods wait for. Few are for repeated mappings, so that no client waits behind them.
 
 use std::{collections::VecDeque, future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
@@ -23,18 +23,18 @@ use crate::{
 };
 
 const UPDATE: &str = "UpdateMappingRequest";
-/// Most concurrent calls for answers that pods wait for.
+/// Maximum number of concurrent calls for answers that pods wait for.
 const LIVE: usize = 64;
-/// Most concurrent calls for mappings that no client waits for.
+/// Maximum number of concurrent calls for mappings that no client waits for.
 const REPLAYS: usize = 16;
-/// Most concurrent calls for reports.
+/// Maximum number of concurrent calls for reports.
 const MAX_REPORTS: usize = 32;
 /// The first report waits this long for others, so that one wake-up sends all of them. A report
 /// never waits behind its answer: mappings are sent after all reports.
 const GATHER: Duration = Duration::from_millis(2);
 /// Time limit of a call. By then, the DNS answer that it is about was released long ago.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
-/// While an answer waits for a result: how often the link notes that it has read all results.
+/// How often the link notes that it has read all results, while an answer waits for a result.
 const BEAT: Duration = Duration::from_millis(10);
 
 /// Content of a call, with the sequence number of its mapping.
@@ -73,7 +73,7 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
         sender.open().await;
         let waits = link.sink.is_waiting();
         tokio::select! {
-            // Results before beats, so that a beat finds no result untaken.
+            // Results come before beats, so that every result is taken when a beat is noted.
             biased;
             // Comes before branches that may always have work. It is due only once per interval.
             _ = allow.tick() => link.reports.allow_more(),
@@ -84,7 +84,7 @@ pub(super) async fn send(link: &Link, client: Client) -> Result<Never, SessionEr
             }
             _ = beat.tick(), if waits => link.sink.read_all(BootTime::now()),
             () = link.sink.has_work() => {}
-            // Cancelled by the other branches without loss: `open` sends what was gathered.
+            // The other branches cancel this one without loss: `open` sends what was gathered.
             () = gather_reports(&link.reports) => {}
         }
     }
@@ -244,10 +244,9 @@ fn result(
     Ok(MappingResult { sequence, result })
 }
 
-/// The meaning of an error: that the connection is of no use, that the agent has
-/// trouble (an answer is released, and sent again), or that it rejects the
-/// mapping. Cilium's agent returns UNKNOWN for every error of its handler, an
-/// endpoint that it has not restored yet included.
+/// Sorts an error: the connection is of no use, the agent has trouble (the answer is released, and
+/// its mapping is sent again), or the agent rejects the mapping. Cilium's agent returns UNKNOWN for
+/// every error of its handler, even for an endpoint that it has not restored yet.
 fn refusal(status: Status) -> Result<Refusal, SessionError> {
     match status.code() {
         Code::Unavailable | Code::Unimplemented => Err(broken(UPDATE, status)),

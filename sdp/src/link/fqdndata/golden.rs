@@ -15,7 +15,7 @@ use crate::{
     restore::file,
 };
 
-/// The pod that policy is about.
+/// The pod to which the policy applies.
 const WEB: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 244, 1, 166));
 /// The endpoint of the recording.
 const ENDPOINT: EndpointId = EndpointId(4055);

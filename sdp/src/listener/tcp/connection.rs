@@ -31,26 +31,27 @@ use crate::{
     stats::AnswerResult,
 };
 
-/// Most queries of one connection that wait at once, for the server or the agent.
+/// Maximum number of queries of one connection that wait at once for the server or the agent.
 const MAX_WAITING: usize = 64;
 /// Bytes of queries in flight at which reading stops.
 const MAX_ASKED: usize = 64 * 1024;
-/// Bytes of answers that wait for the client or the agent, at which reading of queries and answers
-/// stops.
+/// Bytes of answers waiting for the client or the agent at which the proxy stops reading queries
+/// and answers.
 const MAX_OUT: usize = 128 * 1024;
-/// Bytes of memory for messages that each connection may use. Memory above it counts for the
+/// Bytes of memory for messages that each connection may use. Further memory counts in the
 /// endpoint's share.
 pub(crate) const ALLOWANCE: usize = 16 * 1024;
 /// Largest buffer in bytes that is kept while no message waits.
 const KEPT: usize = 2 * 1024;
-/// Most reads without a query during a drain, before the connection ends.
+/// Maximum number of reads without a query during a drain before the connection ends.
 const MAX_LAST_READS: usize = 16;
-/// How long a client that continues to send has to see that the connection has ended.
+/// Time within which a client that continues to send can see that the connection has ended.
 const LAST_READS: Duration = Duration::from_secs(1);
 /// How often a query that waits for a connection to the server tries again.
 const UNSENT_RETRY: Duration = Duration::from_millis(100);
-/// Work after which other connections run. A message counts as one, and so does each [`MESSAGE`]
-/// bytes of it. The runtime counts reads only, and its timers do not run during the work.
+/// Units of work after which other connections run. A message counts as one unit, and so does each
+/// [`MESSAGE`] bytes of it. The runtime counts reads only, and its timers do not run during the
+/// work.
 const TURN: usize = 64;
 /// Bytes of a message that cost as much as the message itself.
 const MESSAGE: usize = 512;
@@ -67,21 +68,22 @@ pub(super) struct Connection {
     delayed: Option<Postponed>,
     /// A query that waits for a connection to the server. No more queries are read while it waits.
     unsent: Option<Unsent>,
-    /// Memory that counts as the endpoint's share.
+    /// Memory that counts in the endpoint's share.
     memory: Memory,
     results: Results,
     /// Deadline for one more query during a drain.
     last_query: Option<Instant>,
-    /// No more queries are read. The connection ends when those in flight are answered.
+    /// Whether no more queries are read. The connection ends when its queries in flight are
+    /// answered.
     closing: bool,
-    /// Since when the server is not read, because answers wait for the client.
+    /// Time since which the server is not read, because answers wait for the client.
     paused: Option<Instant>,
     now: Instant,
     turn: Turn,
     scratch: Scratch,
 }
 
-/// The work of a connection until others run.
+/// The work of a connection until other connections run.
 struct Turn {
     /// Work done in this turn, in the units of [`TURN`].
     taken: usize,
@@ -105,7 +107,7 @@ impl Turn {
     }
 }
 
-/// Memory that each message uses again.
+/// Memory that is used again for each message.
 #[derive(Default)]
 struct Scratch {
     message: Vec<u8>,
@@ -127,11 +129,11 @@ impl Scratch {
 /// The result of the last reads before a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastRead {
-    /// No more bytes had arrived, or the client sends no more.
+    /// No more bytes had arrived, or the client does not send any more.
     Nothing,
     /// Bytes were still arriving after [`MAX_LAST_READS`] reads.
     Endless,
-    /// No more may be read now.
+    /// The connection may not read more at the moment.
     Full,
 }
 
@@ -139,9 +141,9 @@ enum LastRead {
 enum Event {
     /// The agent's result for a held answer.
     Realised(u64, Realised),
-    /// A deadline may be over.
+    /// A deadline may have passed.
     Alarm,
-    /// Something happened at the server's connection.
+    /// An event of the connection to the server.
     Upstream(Via, UpstreamEvent),
     /// The client's socket can be written.
     Writable,
@@ -195,7 +197,8 @@ impl Connection {
         }
     }
 
-    /// Serves until the client, the idle limit, a drain or a stop ends it.
+    /// Serves the client until the connection ends: by the client, the idle limit, a drain or a
+    /// stop.
     pub(super) async fn run(mut self, now: Instant) {
         self.now = now;
         let alarm = tokio::time::sleep_until(self.deadline().into());
@@ -217,7 +220,8 @@ impl Connection {
             let may_read = !self.client.ended && self.may_read();
             let has_room = self.has_room();
             self.pause(!has_room);
-            // Most deadlines only move later. The alarm is therefore set again only when it fires.
+            // Most deadlines only move to later times. The alarm is therefore set again only when
+            // it fires.
             let deadline = self.deadline().into();
             if deadline < alarm.deadline() || alarm.is_elapsed() {
                 alarm.as_mut().reset(deadline);
@@ -227,8 +231,8 @@ impl Connection {
                 biased;
                 () = self.shared.stop.cancelled() => break EndReason::Cut,
                 (key, realised) = self.results.next() => Event::Realised(key, realised),
-                // Polled before the peers, so that a peer that never pauses does not stop the
-                // timers.
+                // Polled before the client and the server, so that a peer that never pauses does
+                // not stop the timers.
                 () = &mut alarm => Event::Alarm,
                 (via, happened) = self.links.happen(), if has_room => Event::Upstream(via, happened),
                 ready = self.client.stream.writable(), if self.client.out.len() > 0 => match ready {
@@ -273,7 +277,7 @@ impl Connection {
             Event::Draining => {
                 self.last_query = Some(self.now + self.shared.proxy.config().tcp_last_query);
             }
-            // Without queries in flight the end is sent now, else with the last answer.
+            // Without queries in flight the end is sent at once, otherwise with the last answer.
             Event::Closing => self.closing = true,
         }
         Ok(())
@@ -301,7 +305,7 @@ impl Connection {
         }
     }
 
-    /// How the connection ends, if nothing is left to do.
+    /// How the connection ends; `None` if there is still something to do.
     fn over(&mut self) -> Option<EndReason> {
         if self.client.finished {
             return Some(EndReason::Done);
@@ -338,7 +342,7 @@ impl Connection {
         LastRead::Endless
     }
 
-    /// Whether the waiting bytes are the last ones: the process drains, and every query is
+    /// Whether the waiting bytes are the last ones: no more queries are read, and every query is
     /// answered.
     fn is_last(&mut self) -> bool {
         let is_answered = self.waiting.is_empty() && !self.is_delayed();
@@ -370,13 +374,13 @@ impl Connection {
             && self.has_room()
     }
 
-    /// Whether more answers may be read. If a client does not read its answers, its server is not
-    /// read either, and the memory of this process does not fill.
+    /// Whether more answers may be read. The server of a client that does not read its answers is
+    /// not read either, so that the memory of this process does not fill.
     fn has_room(&self) -> bool {
         self.client.out.len() + self.waiting.held_bytes() < MAX_OUT
     }
 
-    /// Stops the time limit of the server while the server is not read.
+    /// Pauses the time limit of the server while the server is not read.
     fn pause(&mut self, pause: bool) {
         if pause {
             self.paused.get_or_insert(self.now);
@@ -385,7 +389,8 @@ impl Connection {
         }
     }
 
-    /// Counts the memory in use for the endpoint. Returns whether its share allows that much.
+    /// Counts the memory in use in the endpoint's share. Returns whether the share allows that
+    /// much.
     fn account(&mut self) -> bool {
         if !self.has_work() {
             self.shrink();
@@ -523,8 +528,8 @@ impl Connection {
     }
 }
 
-/// When a connection without queries in flight is checked again. A connection with a part of a
-/// query waits for the rest, during a drain too.
+/// Time at which a connection without queries in flight is checked again. A connection with a part
+/// of a query waits for the rest, even during a drain.
 fn idle_until(last_query: Option<Instant>, partial: bool, idle: Instant) -> Instant {
     let last_query = last_query.filter(|_| !partial);
     last_query.map_or(idle, |last_query| last_query.min(idle))

@@ -17,14 +17,14 @@ pub(super) struct Flight {
     pub(super) query: PendingQuery<Vec<u8>>,
     /// The message as sent to the server. It is sent again if the server closes the connection.
     pub(super) message: Vec<u8>,
-    /// When it is given up.
+    /// Time at which the query is given up.
     pub(super) deadline: Instant,
     pub(super) resent: bool,
     /// The connection on which it was sent.
     pub(super) via: Via,
-    /// Set if its answer consists of many messages.
+    /// State of a zone transfer, whose answer has several messages; `None` for other queries.
     pub(super) transfer: Option<Transfer>,
-    /// Its unit of the limit on queries in flight.
+    /// The query's unit of the limit on queries in flight.
     pub(super) _permit: Permit,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct AwaitedAnswer {
 pub(super) struct Waiting {
     flights: HashMap<u16, Flight, RandomState>,
     held: HashMap<u64, AwaitedAnswer, RandomState>,
-    /// Queries in flight on the connection that is lent.
+    /// Number of queries in flight on the lent connection.
     lent: usize,
     asked_bytes: usize,
     held_bytes: usize,
@@ -66,7 +66,7 @@ impl Waiting {
         self.len() == 0
     }
 
-    /// Queries in flight and answers held.
+    /// Number of queries in flight and held answers.
     pub(super) fn len(&self) -> usize {
         self.flights.len() + self.held.len()
     }
@@ -80,12 +80,12 @@ impl Waiting {
         self.held_bytes
     }
 
-    /// Whether a query in flight uses the connection that is lent.
+    /// Whether a query in flight uses the lent connection.
     pub(super) fn uses_lent(&self) -> bool {
         self.lent > 0
     }
 
-    /// Ids of the queries in flight on the connection that is lent.
+    /// Ids of the queries in flight on the lent connection.
     pub(super) fn lent_ids(&self) -> impl Iterator<Item = u16> {
         let lent = self.flights.iter().filter(|(_, f)| f.via == Via::Lent);
         lent.map(|(id, _)| *id)
@@ -151,18 +151,18 @@ impl Waiting {
         removed
     }
 
-    /// When the first query in flight is given up.
+    /// Time at which the first query in flight is given up.
     pub(super) fn flights_until(&self) -> Option<Instant> {
         self.flights.values().map(|flight| flight.deadline).min()
     }
 
-    /// Since when the oldest held answer waits.
+    /// Time since which the oldest held answer waits.
     pub(super) fn held_since(&self) -> Option<Instant> {
         self.held.values().map(|held| held.answer.since).min()
     }
 
-    /// The proxy did not read from the server for `pause`. Extends the server's time limit by as
-    /// much.
+    /// Notes that the proxy did not read from the server for `pause`, and extends the server's time
+    /// limit by it.
     pub(super) fn extend(&mut self, pause: Duration) {
         for flight in self.flights.values_mut() {
             flight.deadline += pause;

@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use socket2::SockRef;
 use tokio::{io::Interest, net::TcpStream};
 
-/// Most bytes read at once.
+/// Maximum number of bytes that are read at once.
 const READ: usize = 16 * 1024;
 /// Bytes of the first read. An empty buffer of this size is kept.
 const SMALL: usize = 2 * 1024;
@@ -15,7 +15,7 @@ const SMALL: usize = 2 * 1024;
 pub struct FrameReader {
     buffer: Vec<u8>,
     taken: usize,
-    /// Least number of bytes to read next time.
+    /// Minimum number of bytes to read next time.
     wanted: usize,
 }
 
@@ -48,8 +48,8 @@ impl FrameReader {
             let read = stream.try_io(Interest::READABLE, || {
                 let length = (&*SockRef::from(stream)).read(room)?;
                 came = Some(length);
-                // A short read means that no bytes are left. Returning that saves the read that
-                // would find it out. The end of the stream is a separate event and is not lost.
+                // A short read means that no bytes are left. Returning `WouldBlock` saves the read
+                // that would show it. The end of the stream is a separate event and is not lost.
                 if length > 0 && length < room.len() {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
@@ -110,7 +110,7 @@ impl FrameReader {
         }
     }
 
-    /// Moves the next whole message into `into`.
+    /// Moves the next complete message into `into`. Returns whether there was one.
     pub fn take(&mut self, into: &mut Vec<u8>) -> bool {
         let rest = self.buffer.get(self.taken..).unwrap_or_default();
         let Some((length, body)) = rest.split_first_chunk::<2>() else {
@@ -126,7 +126,7 @@ impl FrameReader {
         true
     }
 
-    /// Whether part of a message is there.
+    /// Whether the buffer has a part of a message.
     pub fn is_partial(&self) -> bool {
         self.taken < self.buffer.len()
     }
@@ -159,7 +159,8 @@ impl FrameWriter {
         self.buffer.len() - self.sent
     }
 
-    /// Writes as much as the socket accepts, without waiting. Returns whether it accepted any.
+    /// Writes as much as the socket accepts, without waiting. Returns whether it accepted any
+    /// bytes.
     pub(super) fn flush(&mut self, stream: &TcpStream) -> io::Result<bool> {
         let mut progress = false;
         while self.len() > 0 {
@@ -222,7 +223,7 @@ mod tests {
         let message = [7; 50_000];
         let mut taken = vec![0; 40_000];
         let mut total = 0;
-        // Until more was sent than may ever wait here.
+        // Runs until more was sent than may ever wait here.
         while total < 8 << 20 {
             while out.len() < WAITING {
                 out.push(&message);

@@ -1,8 +1,8 @@
 //! Connections from the proxy to a DNS server, for the queries of one client connection.
 //!
-//! While queries wait for answers, a connection of the pod's pool is lent to the client connection,
-//! and to no other. A client that does not read its answers, and a name that takes long, delay no
-//! other client.
+//! While queries wait for answers, a connection of the pod's pool is lent to this client connection
+//! and to no other. So a client that does not read its answers, or a name that takes long, delays
+//! no other client.
 
 use std::{
     net::SocketAddr,
@@ -28,7 +28,7 @@ const IDLE_MEMORY: usize = 16 * 1024;
 /// Age at which a connection is not used again. The connections of a busy pod thus spread over the
 /// pods of a DNS server's Service, also over new ones.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Most queries without an answer with which a connection is used again.
+/// Maximum number of unanswered queries with which a connection may be used again.
 const MAX_UNANSWERED: usize = 64;
 /// How often idle connections are examined.
 pub(super) const EXAMINED_EVERY: Duration = Duration::from_millis(500);
@@ -47,7 +47,7 @@ pub(super) struct ServerConnections {
 }
 
 impl ServerConnections {
-    /// At most `limit` connections of all pods together.
+    /// Connections to servers: at most `limit` for all pods together.
     pub(super) fn new(limit: usize, proxy: &Proxy) -> Self {
         let stats = proxy.stats();
         Self {
@@ -60,7 +60,7 @@ impl ServerConnections {
         }
     }
 
-    /// Closes idle connections whose time is over, and those that their servers closed.
+    /// Closes idle connections whose time is over or whose server closed them.
     pub(super) fn examine(&self, now: Instant) {
         let over = self.pool.lock().expire(now, |upstream| {
             upstream.read_late_answers().ok()?;
@@ -106,16 +106,16 @@ pub(super) struct Wanted {
     pub(super) pod: UpstreamIdentity,
 }
 
-/// The pod has all the connections that it may have.
+/// The pod already has all the connections that it may have.
 #[derive(Debug)]
 pub(super) struct NoConnection;
 
-/// Whether queries may be sent again after the end of their connection.
+/// Whether the queries of a lost connection may be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     /// Always: the connection was older than the queries, or it has brought answers.
     Usual,
-    /// Once for each query: a new connection ended without an answer.
+    /// Only once for each query: a new connection ended without an answer.
     Unserved,
 }
 
@@ -133,15 +133,15 @@ struct Link {
     upstream: TcpUpstream,
     permit: PoolPermit,
     pod: UpstreamIdentity,
-    /// It was open before its present queries.
+    /// Whether it was open before its present queries.
     is_reused: bool,
-    /// It has brought an answer to its present queries.
+    /// Whether it has brought an answer to its present queries.
     has_answered: bool,
-    /// It is closed after its present queries.
+    /// Whether it is closed after its present queries.
     is_spoiled: bool,
 }
 
-/// One connection of the holder's share. It is given back when this is dropped.
+/// One connection in the holder's share. Dropping it gives the unit back.
 struct PoolPermit {
     all: Arc<ServerConnections>,
     holder: Holder,
@@ -197,7 +197,7 @@ impl Links {
                 match &self.lent {
                     None => self.lent = Some(self.borrow(wanted, target)?),
                     Some(lent) if lent.permit.is_for(wanted.holder, target) => {}
-                    // Queries of an earlier identity use it. It is given back after them.
+                    // Queries under an earlier identity use it. It is given back after them.
                     Some(_) => return Err(NoConnection),
                 }
             }
@@ -222,7 +222,7 @@ impl Links {
                 Taken::Full => return Err(NoConnection),
             };
             let permit = self.permit(wanted.holder, Some(target));
-            // Makes no system call if the runtime has reported nothing.
+            // This makes no system call if the runtime has reported nothing.
             if upstream.read_late_answers().is_ok() {
                 return Ok(Link {
                     upstream,
@@ -268,13 +268,13 @@ impl Links {
         }
     }
 
-    /// Whether a query of an earlier client has this id.
+    /// Whether an unanswered query of an earlier client has this id.
     pub(super) fn has_late(&self, id: u16) -> bool {
         let lent = self.lent.as_ref();
         lent.is_some_and(|lent| lent.upstream.has_late(id))
     }
 
-    /// Whether a message of this id answers an earlier client's query, which it then ends.
+    /// Whether a message with this id answers an earlier client's query, which is then removed.
     pub(super) fn ends_late(&mut self, via: Via, id: u16) -> bool {
         let link = self.link(via);
         link.is_some_and(|link| link.upstream.ends_late(id))
@@ -300,8 +300,8 @@ impl Links {
         link.is_some_and(|link| link.upstream.reader.take(into))
     }
 
-    /// A query was answered. `keeps`: how long the server keeps an idle connection open, if it
-    /// stated that (RFC 7828).
+    /// Notes that a query was answered. `keeps`: how long the server keeps an idle connection open,
+    /// if the server stated it (RFC 7828).
     pub(super) fn answered(&mut self, via: Via, keeps: Option<Duration>) {
         if let Some(link) = self.link(via) {
             link.has_answered = true;
@@ -309,14 +309,14 @@ impl Links {
         }
     }
 
-    /// A query was not answered in time. Its connection serves no later queries.
+    /// Notes that a query was not answered in time. Its connection serves no later queries.
     pub(super) fn unserved(&mut self, via: Via) {
         if let Some(link) = self.link(via) {
             link.is_spoiled = true;
         }
     }
 
-    /// The connection ended. The next message opens it again, under the same permit.
+    /// Notes that the connection ended. The next message opens it again, under the same permit.
     pub(super) fn lost(&mut self, via: Via) -> Loss {
         let Some(link) = self.link(via) else {
             return Loss::Unserved;
@@ -335,8 +335,8 @@ impl Links {
         self.lent.is_some()
     }
 
-    /// Gives the lent connection back to the pool, with the ids of unanswered queries. Closes it if
-    /// it cannot serve others.
+    /// Gives the lent connection back to the pool with the ids of its unanswered queries. Closes it
+    /// if it cannot serve other clients.
     pub(super) fn give_back(&mut self, unanswered: impl Iterator<Item = u16>, now: Instant) {
         let Some(link) = self.lent.take() else {
             return;
@@ -369,7 +369,7 @@ impl Links {
         links.map(|link| link.upstream.memory()).sum()
     }
 
-    /// Gives large buffers back that have nothing in them.
+    /// Frees large buffers that are empty.
     pub(super) fn shrink(&mut self) {
         for link in self.lent.iter_mut().chain(&mut self.own) {
             link.upstream.shrink();

@@ -1,7 +1,6 @@
-//! Connections to servers: how many each pod has, and those that no query uses now.
+//! Connections to servers: the number that each pod has, and the idle connections.
 //!
-//! Only the pod that a connection was made for gets it again, for the same server and under the
-//! same identity.
+//! A connection is used again only for the same pod, server and identity.
 
 use std::{collections::HashMap, net::SocketAddr, time::Instant};
 
@@ -9,10 +8,10 @@ use foldhash::quality::RandomState;
 use limits::quota::{Holder, Quota};
 use shared_maps::IdentityId;
 
-/// Most shared connections of one pod to all servers together, in use or idle: those that serve
-/// several clients. The pod's share of all connections may be smaller.
+/// Maximum number of connections of one pod to all servers that may serve several clients, in use
+/// or idle. The pod's share of all connections may be smaller.
 const MAX_OF_POD: usize = 512;
-/// Most shared connections of one pod to one server.
+/// Maximum number of such connections of one pod to one server.
 const MAX_TO_SERVER: usize = 128;
 
 /// The other end of a connection, and the identity under which the pod reaches it.
@@ -29,8 +28,8 @@ pub(super) struct Target {
 pub(super) enum Taken<C> {
     /// An open connection that was idle.
     Idle(C),
-    /// The connection must be made. `closes` is an idle connection of the pod in whose place it
-    /// counts, if any.
+    /// The connection must be made. `closes` is an idle connection of the pod that must be closed
+    /// for it, if any.
     New { closes: Option<C> },
     /// The pod has all the connections that it may have, and queries use all of them.
     Full,
@@ -51,7 +50,7 @@ struct Pod<C> {
     /// Number of connections that are used for one client only.
     alone: usize,
     by_target: HashMap<Target, usize, RandomState>,
-    /// In the order in which they became idle. At most [`MAX_OF_POD`].
+    /// Idle connections in the order in which they became idle; at most [`MAX_OF_POD`].
     idle: Vec<Idle<C>>,
 }
 
@@ -59,7 +58,7 @@ struct Pod<C> {
 struct Idle<C> {
     connection: C,
     target: Target,
-    /// Queries on it whose client is gone. The server may still answer them.
+    /// Number of its queries whose client is gone. The server may still answer them.
     unanswered: usize,
     until: Instant,
 }
@@ -102,8 +101,8 @@ impl<C> Pod<C> {
         }
     }
 
-    /// The connection to use for `target`: the one that became idle last, so that the others get
-    /// old and are closed.
+    /// The connection to use for `target`: the one that became idle last, so that the other
+    /// connections get old and are closed.
     fn take_idle(&mut self, target: Target) -> Option<C> {
         let is_free = |idle: &Idle<C>| idle.target == target && idle.unanswered == 0;
         let at = self.idle.iter().rposition(is_free)?;
@@ -130,7 +129,7 @@ impl<C> Pod<C> {
 }
 
 impl<C> Pool<C> {
-    /// At most `limit` connections of all pods together. Each pod has its share of it.
+    /// A pool of at most `limit` connections for all pods together. Each pod has a share of it.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             quota: Quota::new(limit),
@@ -138,10 +137,10 @@ impl<C> Pool<C> {
         }
     }
 
-    /// A connection of the pod to `target` for its queries.
+    /// Takes a connection of the pod to `target` for its queries.
     ///
-    /// While the pod may have more connections, no query waits behind an unanswered one of a client
-    /// that is gone.
+    /// While the pod may have more connections, no query waits behind an unanswered query whose
+    /// client is gone.
     pub(super) fn take(&mut self, holder: Holder, target: Target) -> Taken<C> {
         let may_open = self.quota.allows(holder, 1);
         let pod = self.pods.entry(holder).or_default();
@@ -168,7 +167,8 @@ impl<C> Pool<C> {
         self.open(holder, None, may_open)
     }
 
-    /// Counts a new connection. If the pod may have no more, it replaces an idle one.
+    /// Counts a new connection. If the pod may have no more connections, the new one replaces an
+    /// idle one.
     fn open(&mut self, holder: Holder, target: Option<Target>, may_open: bool) -> Taken<C> {
         let pod = self.pods.entry(holder).or_default();
         let closes = if may_open {
@@ -185,8 +185,8 @@ impl<C> Pool<C> {
         Taken::New { closes }
     }
 
-    /// No query of a client uses the connection any more. It may be used again until `until`;
-    /// `unanswered` queries of clients that are gone are still at the server.
+    /// Takes back a connection that no client's query uses. It may be used again until `until`.
+    /// `unanswered` of its queries are still at the server, and their clients are gone.
     pub(super) fn give_back(
         &mut self,
         holder: Holder,
@@ -203,7 +203,7 @@ impl<C> Pool<C> {
         });
     }
 
-    /// A connection that was taken is closed. `target` is `None` for those of
+    /// Notes that a connection that was taken is closed. `target` is `None` for connections of
     /// [`Self::take_alone`].
     pub(super) fn closed(&mut self, holder: Holder, target: Option<Target>) {
         if let Some(pod) = self.pods.get_mut(&holder) {
@@ -233,8 +233,8 @@ impl<C> Pool<C> {
         all
     }
 
-    /// Removes the idle connections whose time is over, and those that `look` does not keep. `look`
-    /// returns the number of unanswered queries, or `None` for a connection that is to be closed.
+    /// Removes the idle connections whose time is over, and the connections for which `look`
+    /// returns `None`. Otherwise, `look` returns the number of unanswered queries.
     pub(super) fn expire(
         &mut self,
         now: Instant,

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use crate::mapping::OnRealised;
 
-/// Receives the results. A result is kept only while its answer is held. A result that comes after
-/// the answer was released is dropped. There is room for the results of all held answers at once.
+/// Receives the results. A result is kept only while its answer is held, and dropped if it comes
+/// later. There is room for the results of all held answers at once.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     mailbox: Arc<Mailbox>,
@@ -31,7 +31,7 @@ struct State {
     come: VecDeque<(u64, Realised)>,
 }
 
-/// A result that is awaited until this is dropped.
+/// A pending result. Dropping it ends the wait.
 #[derive(Debug)]
 pub(super) struct PendingResult {
     key: u64,
@@ -76,7 +76,7 @@ impl Results {
         (awaited, callback)
     }
 
-    /// The next result. Cancel-safe; for one task.
+    /// Waits for the next result. Cancel-safe. Only one task may call this.
     pub(super) async fn next(&self) -> (u64, Realised) {
         loop {
             let come = self.mailbox.state.lock().come.pop_front();

@@ -2,9 +2,9 @@
 //! connections of another endpoint.
 //!
 //! The runtime runs tasks in the order in which they became ready. Without turns, a connection of
-//! one endpoint waits for every busy connection of another one, several times for each query. A
-//! connection works only while it has one of its endpoint's few permits. The endpoint's other
-//! connections wait for a permit in the order of arrival, and use no CPU time.
+//! one endpoint waits for every busy connection of another endpoint, several times for each query.
+//! Here a connection works only while it has one of its endpoint's few permits. The endpoint's
+//! other connections wait for a permit in the order of arrival, and use no CPU time.
 
 use std::{
     collections::HashMap,
@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 /// Connections of one endpoint that work at once: one for each thread of the runtime, so that a
 /// single endpoint can use all threads.
 const PERMITS: usize = 2;
-/// Entries of endpoints without connections are removed at this number of entries, or at twice the
-/// number that remained the last time.
+/// Number of entries at which the entries of endpoints without connections are removed. The number
+/// is then set to twice the remaining entries, if that is more.
 const FORGET_FROM: usize = 64;
 
 /// Permits for work, by endpoint, which all its connections share.

@@ -1,4 +1,4 @@
-//! A connection to a server. It is opened for the first query, and again after its end.
+//! A connection to a server. It is opened for the first query, and again if it ended.
 
 use std::{
     future::Future,
@@ -20,9 +20,9 @@ use crate::{
     transparent,
 };
 
-/// How long sent bytes may stay without an acknowledgement. The server of an older connection may be
-/// gone without a word, as a replaced pod behind a Service is. Its queries are then sent again on a
-/// new connection, before clients give up.
+/// Time within which sent bytes must be acknowledged. The server of an older connection may have
+/// disappeared without closing it, like a replaced pod behind a Service. The queries are then sent
+/// again on a new connection, before clients give up.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(500);
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
@@ -36,7 +36,7 @@ pub(super) struct TcpUpstream {
     out: FrameWriter,
     fallbacks: Counters<Fallback>,
     made: Count,
-    /// When it was opened last.
+    /// Time at which the connection was last opened.
     since: Instant,
     /// Ids of queries whose client is gone.
     late: Vec<u16>,
@@ -49,7 +49,8 @@ pub(super) struct TcpUpstream {
 pub(super) struct UpstreamIdentity {
     /// Identity in the mark of the packets. `None`: they have no mark.
     pub(super) identity: Option<IdentityId>,
-    /// Address from which to connect, if not the node's. Port 0: the kernel selects one.
+    /// Address from which to connect; `None` for the node's address. Port 0: the kernel selects
+    /// one.
     pub(super) source: Option<SocketAddr>,
 }
 
@@ -80,7 +81,7 @@ impl TcpUpstream {
         }
     }
 
-    /// Sends a message, connecting if need be.
+    /// Sends a message. Connects first if there is no connection.
     pub(super) fn send(&mut self, message: &[u8], pod: UpstreamIdentity) {
         if self.stream.is_none() && self.connecting.is_none() {
             self.reader = FrameReader::default();
@@ -100,7 +101,7 @@ impl TcpUpstream {
         self.stream.is_some() && self.out.len() == 0
     }
 
-    /// How long ago it was opened.
+    /// Time since the connection was opened.
     pub(super) fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
     }
@@ -110,24 +111,24 @@ impl TcpUpstream {
         self.late.len()
     }
 
-    /// The client of these queries is gone.
+    /// Notes that the client of these queries is gone.
     pub(super) fn abandon(&mut self, ids: impl Iterator<Item = u16>) {
         self.late.extend(ids);
     }
 
-    /// Whether a query without a client has this id.
+    /// Whether a query whose client is gone has this id.
     pub(super) fn has_late(&self, id: u16) -> bool {
         self.late.contains(&id)
     }
 
-    /// Removes the query without a client that has this id. Returns whether there is one.
+    /// Removes the query with this id whose client is gone. Returns whether there is one.
     pub(super) fn ends_late(&mut self, id: u16) -> bool {
         let at = self.late.iter().position(|late| *late == id);
         at.map(|at| self.late.swap_remove(at)).is_some()
     }
 
-    /// Reads and drops answers without a client, while no client uses the connection. An error means
-    /// that the connection is of no use: it ended, or the server sends messages unasked.
+    /// Reads and drops late answers while no client uses the connection. An error means that the
+    /// connection is of no use: it ended, or the server sent messages without a query.
     pub(super) fn read_late_answers(&mut self) -> io::Result<()> {
         let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         match self.reader.fill(stream)? {
@@ -154,7 +155,7 @@ impl TcpUpstream {
         self.reader.memory() + self.out.memory()
     }
 
-    /// Gives large buffers back that have nothing in them.
+    /// Frees large buffers that are empty.
     pub(super) fn shrink(&mut self) {
         self.reader.shrink();
         self.out.shrink();
@@ -167,7 +168,7 @@ impl TcpUpstream {
             self.connecting = None;
             return match connected {
                 Ok(stream) => {
-                    // Not before: it would also limit the time to connect.
+                    // It is not set earlier, because it would also limit the time to connect.
                     let limit = Some(ACKNOWLEDGED_WITHIN);
                     if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(limit) {
                         tracing::debug!(%error, "cannot set TCP_USER_TIMEOUT");
@@ -210,7 +211,7 @@ impl TcpUpstream {
     }
 }
 
-/// Connects, from the pod's address if that is configured and available.
+/// Connects from the pod's address if that is configured and available, otherwise from the node's.
 async fn connect(
     server: SocketAddr,
     pod: UpstreamIdentity,

@@ -73,12 +73,12 @@ impl Worker {
         }
     }
 
-    /// Handles one answer. Returns whether to send it now, from the batch.
+    /// Handles one answer. Returns whether to send it from the batch at once.
     fn answer(&mut self, at: usize, mut query: PendingQuery<Vec<u8>>, now: BootTime) -> bool {
         let observer = self.proxy.observer();
         observer.answered(&query, self.now);
         set_id(self.buffers.answers.bytes_mut(at), query.header.id);
-        // Read before the sink decides, so that a change in between is noticed.
+        // The version is read before the sink decides, so that a change in between is noticed.
         let version = self.proxy.sink().leases_version();
         let message = self.buffers.answers.bytes(at);
         let print = self
@@ -97,7 +97,7 @@ impl Worker {
         to_send.is_some()
     }
 
-    /// Learns from one answer. Returns its result if it is to be sent now, from the batch.
+    /// Learns from one answer. Returns its result if it is to be sent from the batch at once.
     fn learn(
         &mut self,
         at: usize,
@@ -157,7 +157,7 @@ impl Worker {
         Some(result)
     }
 
-    /// Sends an answer to the clients whose queries joined the one that was sent.
+    /// Sends an answer to the clients whose queries joined the query that was sent.
     #[inline]
     fn send_to_joined(&mut self, at: usize, query: &PendingQuery<Vec<u8>>, edns: Option<&Edns>) {
         for Joined { client, header, .. } in &query.joined {

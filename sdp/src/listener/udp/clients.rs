@@ -1,4 +1,4 @@
-//! The sockets of clients: queries in, answers out.
+//! The sockets of clients, for queries and answers.
 
 use std::{net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
@@ -38,10 +38,10 @@ impl Clients {
         }
     }
 
-    /// Receives a batch of queries. Returns how many there are, and counts those that were lost.
+    /// Receives a batch of queries. Returns their number, and counts the queries that were lost.
     pub(super) fn receive(&mut self, listener: usize, stats: &Stats) -> Option<usize> {
         let listener = self.listeners.get_mut(listener)?;
-        // Any error except an empty socket is about an earlier datagram. The socket still works.
+        // Any error except "would block" is about an earlier datagram. The socket still works.
         let received = self.queries.recv(&listener.fd).ok()?;
         if let Some(total) = self.queries.overflow() {
             let new = total.wrapping_sub(listener.overflow);
@@ -71,7 +71,7 @@ impl Clients {
         })
     }
 
-    /// Sends answers of `server` through the listener of the family of `peer`, and counts those
+    /// Sends answers of `server` through the listener of the peer's family, and counts the answers
     /// that cannot be sent.
     #[inline]
     pub(super) fn send<'a>(
@@ -91,7 +91,7 @@ impl Clients {
         count_unsent(proxy, wanted, unsent);
     }
 
-    /// Has the kernel give later queries to other processes.
+    /// Makes the kernel give later queries to other processes.
     pub(super) fn deafen(&self) {
         for listener in &self.listeners {
             if let Err(e) = port_hold::deafen(&listener.fd, listener.ipv6) {

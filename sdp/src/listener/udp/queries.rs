@@ -16,8 +16,8 @@ use crate::{
     upstream::udp::{FlightRef, RegisterError, Registration},
 };
 
-/// Most delayed queries that are tried again in one turn. New rules can free thousands at once, and
-/// the worker's other endpoints must not wait for all of them.
+/// Maximum number of delayed queries that are tried again in one turn. New rules can free thousands
+/// at once, and the worker's other endpoints must not wait for all of them.
 const RETRIES: usize = 256;
 
 impl Worker {
@@ -51,7 +51,7 @@ impl Worker {
         }
     }
 
-    /// Judges one query. Returns its flight if it is to be sent on from the batch.
+    /// Judges one query. Returns its flight if it is to be sent from the batch.
     fn query(&mut self, at: usize) -> Option<FlightRef> {
         let arrival = self.clients.arrival(at, self.now, self.proxy.stats())?;
         let message = self.clients.queries.bytes(at);
@@ -138,11 +138,11 @@ impl Worker {
         });
     }
 
-    /// Sends delayed queries whose endpoints have a share again, and answers those that have waited
-    /// long enough.
+    /// Sends the delayed queries whose endpoints have room in their share, and answers the queries
+    /// that have waited long enough.
     pub(super) fn retry_delayed(&mut self) {
         self.upstream.next_batch(self.in_flight.udp_limit());
-        // Endpoints with a share in flight but without a socket to send from.
+        // Endpoints that have room in their share but no socket to send from.
         let mut without_socket = Vec::new();
         for _ in 0..RETRIES {
             let (upstream, now) = (&self.upstream, self.now);

@@ -14,15 +14,15 @@ use nix::{
 use super::Worker;
 use crate::{arena::Key, query::observe::Failure};
 
-/// Errors read from one socket before other sockets are read.
+/// Maximum number of errors that are read from one socket before the other sockets are read.
 const ERRORS: usize = 64;
-/// Most bytes of a query that an ICMP error quotes (RFC 1812, 4.3.2.3).
+/// Maximum length of a query that an ICMP error quotes, in bytes (RFC 1812, 4.3.2.3).
 const RETURNED: usize = 576;
 
 impl Worker {
-    /// Sends the queries that ICMP errors quote again, over another socket, or ends them if that was
-    /// their second attempt. The others on the socket stay in flight. Later queries get another
-    /// socket too: behind the address of a Service, that one may go to another pod.
+    /// Sends each query that an ICMP error quotes over another socket, or ends it after its second
+    /// attempt. Other queries on the socket stay in flight. Later queries get another
+    /// socket: behind the address of a Service, it may lead to another pod.
     pub(super) fn undelivered(&mut self, socket: Key) {
         let mut query = [0; RETURNED];
         for _ in 0..ERRORS {

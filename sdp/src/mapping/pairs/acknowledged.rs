@@ -1,10 +1,10 @@
-//! Which pairs an agent without leases (FQDNData) has acknowledged.
+//! The pairs that an agent without leases (FQDNData) has acknowledged.
 //!
 //! Such an agent keeps an acknowledged pair open for the TTL in the mapping, for the endpoint that
 //! sent the query. Two events end a pair earlier (docs/src/under-cilium.md):
 //!
-//! - The agent has a limit of addresses for one name of one endpoint, and the name has more. So a
-//!   name of many addresses counts as not acknowledged (`MOST_ADDRESSES`).
+//! - The agent limits the addresses of one name of one endpoint, and the name has more of them. So a
+//!   name with many addresses counts as not acknowledged (`MOST_ADDRESSES`).
 //! - `cilium-dbg fqdn cache clean`. The proxy gets no message about it.
 
 use std::net::IpAddr;
@@ -16,12 +16,12 @@ use super::{
     key::{Asked, Key},
 };
 
-/// If an endpoint has more addresses of a name than this, none of them counts as acknowledged. The
-/// limit of Cilium's agent is 50 or more, and two proxies may report different addresses.
+/// If an endpoint has more addresses of a name than this, none of them counts as acknowledged.
+/// Cilium's agent has a limit of 50 or more, and two proxies may report different addresses.
 const MOST_ADDRESSES: usize = 16;
 
 /// One connection to an agent. The next connection may lead to another agent, which has none of the
-/// pairs that this one acknowledged.
+/// pairs that this agent acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session(u32);
 
@@ -45,8 +45,8 @@ impl Acknowledged {
         Self { until, session }
     }
 
-    /// If both acknowledgements are of one session, the one that ends later counts, as in the agent's
-    /// cache. If their sessions differ, the later session counts.
+    /// Merges two acknowledgements. If both are of one session, the one that ends later counts, as
+    /// in the agent's cache. Otherwise the one of the later session counts.
     fn and(self, later: Self) -> Self {
         if self.session == later.session && self.until > later.until {
             self
@@ -57,7 +57,7 @@ impl Acknowledged {
 }
 
 impl PairTable {
-    /// The agent has acknowledged these pairs.
+    /// Notes that the agent has acknowledged these pairs.
     pub(crate) fn acknowledge(
         &mut self,
         key: &Key,
@@ -74,7 +74,8 @@ impl PairTable {
         }
     }
 
-    /// The agent refused pairs of this name, or sent no result: it may have none of them.
+    /// Notes that the agent refused pairs of this name or sent no result, so it may have none of
+    /// them.
     pub(crate) fn unacknowledge(&mut self, key: &Key) {
         if let Some(name) = self.name_mut(key) {
             for pair in name.pairs.values_mut() {

@@ -7,8 +7,8 @@ use dns_policy::{
     name::Fqdn,
 };
 
-/// A name that an endpoint looked up at a server. Answers of different servers are not merged: the
-/// agent may trust one of them and not the other.
+/// A name that an endpoint looked up at a server. Answers of different servers are not merged,
+/// because the agent may trust one server and not another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     pub(crate) asked: Asked,

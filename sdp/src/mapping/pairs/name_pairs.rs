@@ -17,8 +17,8 @@ pub(super) struct NamePairs {
 }
 
 impl NamePairs {
-    /// The pairs as mappings: one for each time of an answer, TTL and end, with at most
-    /// [`MAX_ADDRESSES`] addresses. With each: for how many seconds from `seen_at` it counts.
+    /// The pairs as mappings: one for each answer time, TTL and end, with at most [`MAX_ADDRESSES`]
+    /// addresses. Each comes with the number of seconds from `seen_at` for which it counts.
     pub(super) fn mappings<'p>(
         &self,
         key: &Key,

@@ -5,7 +5,7 @@ use dns_policy::{boot_time::BootTime, mapping::Mapping};
 use super::{Source, UNSETTLED_SECS, acknowledged::Acknowledged};
 use crate::mapping::holdings::Serial;
 
-/// The state in which a pair was sent to an agent. The agent acknowledges this state.
+/// The state in which a pair was sent to an agent, and which the agent acknowledges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentAck {
     /// Time at which the answer with the pair was seen.
@@ -25,19 +25,19 @@ impl AgentAck {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
-    /// Distinguishes the pair from an earlier one with the same key.
+    /// Distinguishes the pair from an earlier pair with the same key.
     pub(super) serial: Serial,
     /// Time of the latest answer.
     pub(super) seen_at: BootTime,
     pub(super) ttl: u32,
     pub(super) expires: BootTime,
-    /// What an agent has made durable: the latest time and the latest expiry of answers that were sent
-    /// to it. These may be of two answers, because each answer is sent unchanged.
+    /// What an agent has made durable: the latest time and the latest expiry of the answers that
+    /// were sent to it. They may come from two answers, because each answer is sent unchanged.
     pub(super) durable: AgentAck,
     /// Acknowledgement of an agent without leases.
     pub(super) acknowledged: Acknowledged,
     pub(super) tries: u8,
-    /// Until when the pair counts on a disk: the agent's or the journal's.
+    /// Time until which the pair counts on a disk, the agent's or the journal's.
     pub(super) written: BootTime,
     /// The latest `seen_at` that is on a disk.
     pub(super) seen_written: BootTime,
@@ -67,8 +67,8 @@ impl Pair {
         }
     }
 
-    /// Merging two answers keeps the later `seen_at` and the later expiry. So the later answer opens a
-    /// pair again that an agent removed on purpose (`fqdn cache clean`) before that answer.
+    /// Merges two answers: the later `seen_at` and the later expiry count. So the later answer
+    /// reopens a pair that an agent removed on purpose (`fqdn cache clean`) before that answer.
     pub(super) fn merged(self, fresh: Self) -> Self {
         let (longer, shorter) = if self.expires <= fresh.expires {
             (fresh, self)
@@ -97,7 +97,7 @@ impl Pair {
         self.expires <= self.durable.until && self.seen_at <= self.durable.seen
     }
 
-    /// Until when the pair is stored.
+    /// Time until which the pair is stored.
     pub(super) fn until(&self) -> BootTime {
         if self.is_settled() {
             self.expires
@@ -113,7 +113,7 @@ impl Pair {
     }
 }
 
-/// Rounded up: a pair that is sent again must not end sooner.
+/// Seconds between two instants, rounded up: a pair that is sent again must not end sooner.
 fn seconds_between(from: BootTime, to: BootTime) -> u32 {
     let seconds = to
         .nanos()

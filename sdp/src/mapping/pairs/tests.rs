@@ -110,7 +110,7 @@ fn durable_pairs_with_a_lease_are_not_sent_again() {
     );
 }
 
-/// Without leases every answer is sent unchanged, also one with a shorter validity.
+/// Without leases, every answer is sent unchanged, even if it is valid for a shorter time.
 #[test]
 fn a_shorter_durable_answer_leaves_nothing_to_send() {
     let long = mapping("a.", &[1], 600, 10);
@@ -137,7 +137,7 @@ fn a_shorter_durable_answer_leaves_nothing_to_send() {
 }
 
 /// The agent refuses a pair that was learned while it was away, because the name was cleaned. After
-/// another look-up the proxy sends the later answer, and only that one opens the pair.
+/// another look-up the proxy sends the later answer, and only that answer opens the pair.
 #[test]
 fn a_refused_pair_that_is_looked_up_again_is_sent_again() {
     let (long, short) = (mapping("a.", &[1], 600, 10), mapping("a.", &[1], 20, 100));
@@ -322,8 +322,8 @@ fn no_repeated_mapping_has_more_addresses_than_the_agent_accepts() {
 }
 
 proptest::proptest! {
-    /// Endpoints keep and lose pairs in any order: the table's counts stay true, and the one
-    /// that loses pairs for lack of room is the one that has most.
+    /// Endpoints keep and lose pairs in any order: the table's counts stay correct, and for lack of
+    /// room the endpoint with the most pairs loses some.
     #[test]
     fn pairs_are_removed_from_the_endpoint_with_most(
         events in proptest::collection::vec((1_u16..4, 0_u32..40, 1_u32..30, 0_u8..8), 1..120),

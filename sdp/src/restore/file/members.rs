@@ -1,15 +1,15 @@
-//! The members of a large JSON object one by one, as bytes, read no further than needed.
+//! Reads the members of a large JSON object one by one, as bytes, and no further than needed.
 //!
-//! An endpoint's learned names may be tens of megabytes, of which a proxy that starts needs
-//! nothing. This module finds the end of a value by brackets and quotes. The caller that needs a
-//! value parses it and finds the errors in it.
+//! An endpoint's learned names may be tens of megabytes, and a proxy that starts needs none of
+//! them. This module finds the end of a value by brackets and quotes. The caller parses the values
+//! that it needs, and finds the errors in them.
 
 use std::{
     io::{self, Read},
     ops::Range,
 };
 
-/// Bytes that are read with one call.
+/// Number of bytes that are read with one call.
 const CHUNK: usize = 64 << 10;
 
 /// A JSON object that is read from its beginning.
@@ -128,7 +128,7 @@ impl<R: Read> Members<R> {
         }
     }
 
-    /// The next byte that is no white space.
+    /// The next byte that is not white space.
     fn token(&mut self) -> Result<u8, MembersError> {
         loop {
             match self.byte()? {

@@ -1,4 +1,4 @@
-//! The agent that the sink sends to, and what decides whether its leases and acknowledgements
+//! The agent to which the sink sends, and what decides whether its leases and acknowledgements
 //! count.
 
 use dns_policy::epoch::Epoch;
@@ -10,10 +10,10 @@ pub(in crate::sink) struct Agent {
     /// `None` while no agent is connected.
     epoch: Option<Epoch>,
     last_epoch: Option<Epoch>,
-    /// Acknowledgements of other sessions no longer count.
+    /// The present session. Acknowledgements of other sessions do not count.
     pub(super) session: Session,
     pub(in crate::sink) acknowledgements: Acknowledgements,
-    /// The rules that this proxy applies.
+    /// Epoch and revision of the rules that this proxy applies.
     pub(in crate::sink) rules: Option<(Epoch, u64)>,
 }
 
@@ -22,7 +22,7 @@ impl Agent {
         self.epoch.is_some()
     }
 
-    /// An agent has connected. Returns whether its epoch differs from that of the last one.
+    /// Notes that an agent has connected. Returns whether its epoch differs from the last agent's.
     pub(super) fn connected(&mut self, epoch: Epoch) -> bool {
         self.session.end();
         let is_other = self.last_epoch.as_ref() != Some(&epoch);
@@ -31,13 +31,13 @@ impl Agent {
         is_other
     }
 
-    /// The agent has disconnected. Returns whether an agent was connected.
+    /// Notes that the agent has disconnected. Returns whether an agent was connected.
     pub(super) fn disconnected(&mut self) -> bool {
         self.session.end();
         self.epoch.take().is_some()
     }
 
-    /// Revision of the applied rules, if they are of the connected agent.
+    /// Revision of the applied rules, if the connected agent sent them.
     pub(super) fn revision(&self) -> Option<u64> {
         let (epoch, revision) = self.rules.as_ref()?;
         (self.epoch.as_ref() == Some(epoch)).then_some(*revision)

@@ -46,7 +46,7 @@ impl State {
         (batch, more)
     }
 
-    /// Answers that clients wait for.
+    /// Takes answers that clients wait for.
     fn take_live(
         &mut self,
         batch: &mut Batch,
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Leased answers that are reported, until the batch has `end` mappings.
+    /// Takes leased answers that are reported, until the batch has `end` mappings.
     fn take_released(&mut self, batch: &mut Batch, end: usize, now: BootTime) {
         while batch.mappings.len() < end
             && let Some(ReleasedAnswer { mapping, report }) = self.queues.released.pop(|_| true)
@@ -84,8 +84,8 @@ impl State {
         }
     }
 
-    /// Refreshes and renewals that are due at `at`, until the batch has `end` mappings; returns
-    /// how many names were looked at.
+    /// Takes refreshes and renewals that are due at `at`, until the batch has `end` mappings.
+    /// Returns the number of names that it looked at.
     fn take_refreshes(
         &mut self,
         batch: &mut Batch,
@@ -106,8 +106,8 @@ impl State {
         looked_at
     }
 
-    /// Replays of at most `names` names, until the batch has `end` mappings; returns how many
-    /// mappings were added.
+    /// Takes replays of at most `names` names, until the batch has `end` mappings. Returns the
+    /// number of mappings that it added.
     fn take_replays(
         &mut self,
         batch: &mut Batch,

@@ -15,8 +15,8 @@ use crate::{
     sink::Acknowledgements,
 };
 
-/// Remaining acknowledged TTL that an answer needs to be released under it. Within this time the
-/// agent receives the answer, or a call ends without a result.
+/// Minimum time for which an acknowledged TTL must still run to release an answer under it. Within
+/// this time the agent receives the answer, or a call ends without a result.
 const ACKNOWLEDGED_MARGIN: Duration = Duration::from_secs(10);
 
 /// How leases and acknowledgements of the agent cover an answer.
@@ -24,9 +24,9 @@ const ACKNOWLEDGED_MARGIN: Duration = Duration::from_secs(10);
 pub(super) enum Coverage {
     /// A pair has no lease that lasts long enough.
     None,
-    /// Every pair has a lease. The agent must renew some of them.
+    /// Every pair has a lease. The agent must renew some of these leases.
     Expiring,
-    /// Every pair has a lease that lasts.
+    /// Every pair has a lease that lasts long enough.
     Leased,
     /// The agent has acknowledged every pair for this endpoint, and no acknowledged TTL has ended.
     Acknowledged,
@@ -50,7 +50,7 @@ impl State {
     }
 
     /// Whether every pair is leased in this epoch, under the rules that this proxy applies or later
-    /// ones. The lease must last until the client's copy expires, even if the client gets the same
+    /// rules. The lease must last until the client's copy expires, even if the client gets the same
     /// answer again from a cache.
     fn leased(&self, mapping: &Mapping, now: BootTime) -> Coverage {
         let Some(revision) = self.agent.revision() else {
@@ -94,9 +94,10 @@ impl State {
         self.queues.renewals.push(Key::of(&mapping), now);
     }
 
-    /// If plumbing takes an agent longer than its own response max delay, it acknowledges addresses
-    /// before they are plumbed. An acknowledgement that came within half of our delay counts: the
-    /// addresses are plumbed, unless the agent's delay is less than half of ours.
+    /// Notes an acknowledgement, if it came within half of our delay. If plumbing takes an agent
+    /// longer than its own response max delay, it acknowledges addresses before they are plumbed.
+    /// Within half of our delay, the addresses are plumbed, unless the agent's delay is less than
+    /// half of ours.
     pub(super) fn acknowledged(&mut self, sent: &InFlight, at: HoldWindow) {
         let took = at.now.nanos().saturating_sub(sent.sent.nanos());
         let is_prompt = took <= nanos(at.max_delay) / 2;

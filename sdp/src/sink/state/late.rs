@@ -6,25 +6,25 @@ use dns_policy::{boot_time::BootTime, mapping::Realised};
 
 use super::{AwaitedResult, Calls, State, Waiting, nanos};
 
-/// How long after the response max delay a held answer counts as late.
+/// Time after the response max delay at which a held answer counts as late.
 const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
-/// How much earlier a listener may have begun to count. Once the last late answer is counted, the
-/// next answer must not be held.
+/// A listener may have begun to count up to this much earlier. Once the last late answer is counted,
+/// the next answer must not be held.
 const LISTENER_AHEAD: Duration = Duration::from_millis(5);
 /// The agent is the cause of a late answer if the link read from it within this time before the
 /// answer was late.
 const RESULT_WITHIN: Duration = Duration::from_millis(20);
 
-/// Held answers in a row for which the link heard no result in time: the agent counts as hung.
+/// Number of late answers in a row after which the agent counts as hung.
 const HUNG_AFTER: u32 = 3;
 
 /// How late the agent is with its results.
 #[derive(Default)]
 pub(in crate::sink) struct Lateness {
-    /// When the link last had read everything that the agent had sent.
+    /// Time at which the link last had read everything that the agent had sent.
     pub(in crate::sink) read_at: BootTime,
     in_a_row: u32,
-    /// The last sequence that counted as late.
+    /// The last sequence number that counted as late.
     until: u64,
 }
 
@@ -34,12 +34,12 @@ impl Lateness {
         self.in_a_row >= HUNG_AFTER
     }
 
-    /// The agent has connected, or has sent a result.
+    /// Resets the count: the agent has connected, or has sent a result.
     pub(super) fn reset(&mut self) {
         self.in_a_row = 0;
     }
 
-    /// Counts the held answers that the agent is late with now.
+    /// Counts the held answers whose results the agent has not sent in time.
     fn count(
         &mut self,
         held: &BTreeMap<u64, AwaitedResult>,
@@ -64,8 +64,8 @@ impl Lateness {
 }
 
 impl State {
-    /// Judges whether the agent is late with what was sent, and gives up on held answers whose
-    /// time is over. Returns how many were late.
+    /// Judges whether the agent is late with results for sent mappings, and gives up on held
+    /// answers whose time is over. Returns the number of late answers.
     ///
     /// The agent is late only if the link could read its results: a process that gets no CPU does
     /// not blame the agent for that.
@@ -104,7 +104,7 @@ impl State {
     }
 }
 
-/// Whether a held answer's time is over. The listener has an exact timer; this only serves the
+/// Whether a held answer's time is over. The listener has an exact timer, and this serves only the
 /// count.
 fn is_over(since: BootTime, now: BootTime, max_delay: Duration) -> bool {
     let bound = nanos(max_delay).saturating_add(nanos(GIVE_UP_AFTER));

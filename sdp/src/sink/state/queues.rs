@@ -17,15 +17,15 @@ use crate::{
     },
 };
 
-/// Most held answers in the queue. Each endpoint has a share of them. Above it, answers are
-/// released as if the agent were away.
+/// Maximum number of held answers in the queue. Each endpoint has a share of it. Above it, answers
+/// are released as if the agent were away.
 const MAX_HELD: usize = 16_384;
-/// Most answers that were released at once and wait to be sent with their other data for the agent,
-/// in shares too.
+/// Maximum number of answers that were released at once and wait to be sent with their other data
+/// for the agent. Each endpoint has a share of it.
 const MAX_RELEASED: usize = 4096;
-/// Refreshes of one name are collected for this long and sent together.
+/// Time for which refreshes of one name are collected, to be sent together.
 const REFRESH_AFTER: Duration = Duration::from_millis(500);
-/// How long refreshes of a name are collected if the agent has acknowledged its pairs.
+/// Time for which refreshes of a name are collected if the agent has acknowledged its pairs.
 const RENEW_AFTER: Duration = Duration::from_secs(3);
 
 /// An answer that a client waits for.
@@ -98,7 +98,7 @@ impl Queues {
         !self.released.is_empty()
     }
 
-    /// Replays these names, and no earlier ones.
+    /// Replays these names, and drops the earlier ones.
     pub(super) fn replay(&mut self, keys: impl IntoIterator<Item = Key>) {
         self.replays.clear();
         self.retries.clear();
@@ -107,7 +107,7 @@ impl Queues {
         }
     }
 
-    /// Queues the names that are to be tried again for replay.
+    /// Queues for replay the names that are to be tried again.
     pub(in crate::sink) fn retry(&mut self) {
         for key in self.retries.drain(..) {
             self.replays.push(key);

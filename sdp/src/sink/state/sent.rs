@@ -14,18 +14,18 @@ use crate::mapping::{
     pairs::{AgentAck, Key},
 };
 
-/// Most work that the agent has for held answers, in units of one address and in shares too. The
-/// agent works in the order of arrival, so its work for one endpoint delays the others. More work
-/// waits here, where endpoints take turns. A single endpoint may have about 50 names on their way,
-/// which take the agent about a millisecond.
+/// Maximum work that the agent has for held answers, in units of one address. Each endpoint has a
+/// share of it. The agent works in the order of arrival, so its work for one endpoint delays the
+/// others. Further work waits here, where endpoints take turns. A single endpoint may have about 50
+/// names on their way, which take the agent about a millisecond.
 const WINDOW: usize = 1024;
-/// Cost of a name for the agent in addition to its addresses.
+/// Work of the agent for a name in addition to its addresses, in units of one address.
 const NAME: usize = 8;
-/// Approximate limit of unanswered mappings that no client waits for: an answer that comes while
-/// thousands of names are sent again must not wait long behind them in the agent.
+/// Approximate limit of unanswered mappings that no client waits for: an answer must not wait long
+/// in the agent behind thousands of names that are sent again.
 const OTHERS: usize = 256;
-/// Most sequences without a result, and most that are not durable yet. If there are more, the
-/// oldest are forgotten.
+/// Maximum number of mappings without a result, and of mappings that are not durable yet. Above it,
+/// the oldest are forgotten.
 const IN_FLIGHT: usize = 65_536;
 
 /// An answer that waits for the result of a mapping that was sent.
@@ -41,7 +41,7 @@ pub(super) struct InFlight {
     pub(super) key: Key,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) ack: AgentAck,
-    /// When the mapping was sent, and until when its TTL runs.
+    /// Time at which the mapping was sent, and the time until which its TTL runs.
     pub(super) sent: BootTime,
     pub(super) runs_until: BootTime,
     /// Whether a client waited for the mapping when it was sent.
@@ -50,7 +50,7 @@ pub(super) struct InFlight {
 
 pub(in crate::sink) struct Sent {
     next_sequence: u64,
-    /// Work in the agent for held answers.
+    /// The agent's unfinished work for held answers.
     on_wire: Quota,
     others_on_wire: usize,
     in_flight: BTreeMap<u64, InFlight>,
@@ -73,7 +73,8 @@ impl Default for Sent {
 }
 
 impl Sent {
-    /// Sends a mapping. `client` began to wait for its result at the given time.
+    /// Adds a mapping that is sent. `client` has the callback of a waiting answer, and the time at
+    /// which it began to wait.
     pub(super) fn add(
         &mut self,
         mapping: Mapping,
@@ -99,7 +100,7 @@ impl Sent {
         };
         let leased = client.is_none() && !mapping.replayed;
         if let Some((since, on_realised)) = client {
-            // A mapping that is larger than the share is sent when nothing of its endpoint is on
+            // A mapping that is larger than the share is sent when no mapping of its endpoint is on
             // the wire.
             self.on_wire
                 .add(mapping.endpoint.into(), work(&sent.addresses));
@@ -126,7 +127,7 @@ impl Sent {
         }
     }
 
-    /// A mapping was answered, so it is no longer on its way.
+    /// Removes a mapping that was answered, so that it is no longer on its way.
     pub(super) fn answered(&mut self, sequence: u64) -> Option<InFlight> {
         let sent = self.in_flight.remove(&sequence)?;
         if sent.waited {
@@ -138,7 +139,7 @@ impl Sent {
         Some(sent)
     }
 
-    /// A realised mapping waits until the agent has it on its disk.
+    /// Notes that a realised mapping waits until the agent has it on its disk.
     pub(super) fn await_durable(&mut self, sequence: u64, sent: InFlight) {
         self.undurable.insert(sequence, sent);
         if self.undurable.len() > IN_FLIGHT {
@@ -151,7 +152,7 @@ impl Sent {
         self.on_wire.allows(holder, 1)
     }
 
-    /// How many mappings that no client waits for may be sent.
+    /// Number of mappings without a waiting client that may be sent.
     pub(super) fn room_for_others(&self) -> usize {
         OTHERS.saturating_sub(self.others_on_wire)
     }
@@ -171,7 +172,7 @@ impl Sent {
         !self.held.is_empty()
     }
 
-    /// No more results come. The held answers are added to `calls`.
+    /// Clears everything, because no more results come. The held answers are added to `calls`.
     pub(super) fn clear(&mut self, calls: &mut Calls) {
         self.in_flight.clear();
         self.on_wire.clear();
@@ -182,8 +183,8 @@ impl Sent {
     }
 }
 
-/// Cost of a mapping for the agent, in units of one address. One large mapping leaves room for a
-/// mapping of another endpoint.
+/// Work of the agent for a mapping, in units of one address. It is limited, so that one large
+/// mapping leaves room for a mapping of another endpoint.
 fn work(addresses: &[IpAddr]) -> usize {
     (NAME + addresses.len()).min(WINDOW / 2)
 }

@@ -211,7 +211,7 @@ fn a_refusal_or_no_result_ends_what_was_acknowledged() {
 /// yet.
 #[test]
 fn a_late_acknowledgement_does_not_count() {
-    // Half of this delay is over at once.
+    // Half of this delay is over immediately.
     let case = Case::new_session(Duration::from_nanos(1));
     assert_eq!(case.at(0, "a."), Release::Held);
     assert_eq!(case.acknowledge(0), 1);

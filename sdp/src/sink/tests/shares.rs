@@ -5,7 +5,7 @@ use polling::until;
 use super::{with_journal::journalled, *};
 use crate::mapping::steps;
 
-/// All workers wait while one of them holds the sink's lock.
+/// While one worker holds the sink's lock, all others wait.
 #[test]
 fn an_answer_costs_the_sink_a_few_steps_for_each_of_its_addresses() {
     const ADDRESSES: u32 = 1024;
@@ -22,7 +22,8 @@ fn an_answer_costs_the_sink_a_few_steps_for_each_of_its_addresses() {
         }
     };
     let most = |steps: usize| steps / usize::try_from(ADDRESSES).unwrap();
-    // One name with new addresses, each of them twice: new, then under its lease.
+    // The name gets new addresses. Each answer comes twice: with new addresses, and then under
+    // their leases.
     for n in (0..ANSWERS).flat_map(|n| [n, n]) {
         let before = steps::taken();
         let release = sink.learn(answer(n), Box::new(|_| {}));
@@ -179,7 +180,7 @@ fn large_answers_of_one_endpoint_reach_the_agent_one_by_one() {
     assert_eq!(names.len(), 2, "and the next large one");
 }
 
-/// Many clients ask for one large name at once: the agent gets it once.
+/// Many clients ask for one large name at once, and the agent gets it once.
 #[test]
 fn an_answer_whose_pair_is_leased_while_it_waits_is_released_and_not_sent() {
     let (sink, seen) = (sink(), Seen::default());
@@ -243,7 +244,7 @@ fn large_answers_of_one_endpoint_lose_no_name_of_another_while_the_agent_is_down
     for name in &names {
         sink.learn(of(2, name), Box::new(|_| {}));
     }
-    // More than the journal holds.
+    // This is more than the journal can hold.
     for n in 0..120 {
         sink.learn(large(1, &format!("a{n}.")), Box::new(|_| {}));
     }
@@ -288,7 +289,7 @@ fn large_answers_of_one_endpoint_lose_no_name_of_another_while_the_agent_is_down
     );
 }
 
-/// An agent that is back gets all that is kept, one pod's 200,000 pairs first.
+/// An agent that is back gets all pairs that are kept, and one pod's 200,000 pairs come first.
 #[test]
 fn an_answer_waits_behind_few_of_the_names_that_are_sent_again() {
     let sink = sink();

@@ -1,10 +1,10 @@
-//! Mappings that a sink writes to its journal, and those that it adopts.
+//! Mappings that a sink writes to its journal, and mappings that it adopts.
 
 use polling::until;
 
 use super::*;
 
-/// A sink with a journal in a directory, and that journal.
+/// A sink with a journal in the directory, and the journal.
 pub(super) fn journalled(dir: &std::path::Path) -> (Arc<LinkSink>, Arc<crate::journal::Journal>) {
     let journal = Arc::new(crate::journal::Journal::default());
     let sink = LinkSink::with_journal(0, Duration::from_secs(3600), Arc::clone(&journal));

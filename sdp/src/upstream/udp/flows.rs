@@ -1,9 +1,9 @@
 //! Sockets with clients' own ports, one for each flow (client's address and port, and server).
 //!
 //! A client usually uses a new port for each lookup, so such a socket serves few queries and is
-//! soon closed. Another process or worker may have the port for the same flow. The query is then
-//! sent from the node's address, because the kernel would deliver the answers of both to one of the
-//! sockets.
+//! soon closed. If another process or worker has the port for the same flow, the query is sent from
+//! the node's address, because the kernel would deliver the answers for both sockets to one of
+//! them.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,9 +24,9 @@ use crate::{
     socket::{self, FlowPort},
 };
 
-/// Age of the last query at which a socket without waiting queries is closed.
+/// Time without queries after which a socket without waiting queries is closed.
 const MAX_IDLE: Duration = Duration::from_secs(1);
-/// Most outdated entries in the list of idle sockets.
+/// Maximum number of outdated entries in the list of idle sockets.
 const OUTDATED: usize = 1024;
 
 /// Client's address and port, and server.
@@ -36,9 +36,9 @@ type Flow = (SocketAddr, SocketAddr);
 #[derive(Debug)]
 pub(super) struct Flows {
     sockets: HashMap<Flow, Key, RandomState>,
-    /// How many flows each address and port has.
+    /// Number of flows of each address and port.
     ports: HashMap<SocketAddr, usize, RandomState>,
-    /// Sockets that wait for answers, counted for the endpoint that opened them. Silent servers
+    /// Sockets that wait for answers, counted for the endpoint that opened them. So silent servers
     /// stop only the endpoint that sends queries to them.
     waiting: Quota,
     /// Sockets in the order in which they became idle. An entry is outdated if its socket was used
@@ -68,7 +68,7 @@ impl Flows {
         }
     }
 
-    /// A query on `socket` ended.
+    /// Records that a query on `socket` ended.
     pub(super) fn ended(&mut self, key: Key, socket: &mut UpSocket) {
         if socket.server.is_flow() && socket.waiting.is_empty() {
             self.waiting.give_back(socket.opener, 1);
@@ -104,7 +104,7 @@ impl Flows {
         }
     }
 
-    /// The socket that was idle for longest.
+    /// The socket that has been idle for longest.
     fn oldest(&mut self, sockets: &Arena<UpSocket>) -> Option<Key> {
         while let Some((number, key)) = self.idle.front() {
             if is_idle(sockets, *number, *key) {
@@ -143,7 +143,8 @@ impl UdpUpstream {
             match (same, is_waiting) {
                 (true, true) => return Ok(key),
                 (true, false) if self.flows.waiting.allows(opener, 1) => return Ok(key),
-                // The client's identity changed, and answers for the old one are still expected.
+                // The client's identity changed, and answers for the old identity are still
+                // expected.
                 (false, true) => return Err(RegisterError::Full),
                 (true, false) => return Err(RegisterError::Full),
                 (false, false) => self.close(key),
@@ -171,7 +172,7 @@ impl UdpUpstream {
         Ok(key)
     }
 
-    /// Closes sockets of flows that had no waiting query for a while.
+    /// Closes sockets of flows that have had no waiting query for a while.
     pub(crate) fn close_idle_flows(&mut self, now: Instant) {
         while let Some(oldest) = self.flows.oldest(&self.sockets) {
             let socket = self.sockets.get(oldest);

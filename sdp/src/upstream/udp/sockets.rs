@@ -1,4 +1,4 @@
-//! The sockets: selection for a query, opening another, and the limits for each endpoint.
+//! The sockets: their selection for a query, their replacement, and the limits for each endpoint.
 
 use std::{
     collections::HashMap,
@@ -16,29 +16,31 @@ use shared_maps::IdentityId;
 use super::{RegisterError, UdpUpstream};
 use crate::{arena::Key, query::pending::PendingQuery, socket, stats::Fallback, transparent};
 
-/// Most sockets per server and identity. More are opened when [`ROOM`] answers are expected on each
-/// of the others.
+/// Maximum number of sockets per server and identity. Another socket is opened when [`ROOM`]
+/// answers are expected on each of the others.
 const MOST: usize = 32;
-/// Answers that fit into a socket's receive buffer if all arrive while the worker does not run.
+/// Number of answers that fit into a socket's receive buffer if all arrive while the worker does
+/// not run.
 const ROOM: usize = 128;
-/// Most sockets per worker with the node's address. Of those that wait for answers, an endpoint may
-/// open as many as there are free ones, so that silent servers stop only their clients.
+/// Maximum number of sockets per worker with the node's address. An endpoint may have as
+/// many sockets that wait for answers as there are sockets that do not, so that silent servers stop
+/// only their clients.
 const MAX_SOCKETS: usize = 512;
-/// Most sockets per worker with pods' addresses, with the same shares.
+/// Maximum number of sockets per worker with pods' addresses, with the same shares.
 pub(super) const MAX_TRANSPARENT: usize = 2048;
-/// Queries after which a socket is replaced.
+/// Number of queries after which a socket is replaced.
 const MAX_QUERIES: u32 = 10_000;
 /// Age at which a socket is replaced. For the address of a Service, the node's connection tracking
-/// keeps a socket at the pod that its first query went to. A pod that ends answers for a few seconds
-/// more (CoreDNS: `lameduck 5s`), while new sockets go to other pods. So a socket must be younger
-/// than that.
+/// keeps a socket at the pod to which its first query went. A pod that ends continues to answer for
+/// a few seconds (CoreDNS: `lameduck 5s`), while new sockets go to other pods. A socket must be
+/// younger than that time.
 const MAX_AGE: Duration = Duration::from_secs(2);
 /// Time without an answer to a waiting query after which later queries get another socket: the pod
-/// behind this one may have ended without a word. It doubles with each such successor until an
-/// answer comes, so that a silent server costs few sockets.
+/// behind this socket may have ended without a message. The time doubles with each such successor
+/// until an answer comes, so that a silent server costs few sockets.
 pub(super) const PATIENCE: Duration = Duration::from_millis(300);
 /// From this number of queries or this age on, a successor is opened when there is nothing left to
-/// send. A query that had to open it would wait for eight system calls.
+/// send. Otherwise a query would have to wait for the eight system calls that open it.
 const QUERIES_AHEAD: u32 = MAX_QUERIES - MAX_QUERIES / 8;
 const AGE_AHEAD: Duration = Duration::from_secs(1);
 
@@ -51,15 +53,15 @@ pub(super) struct UpSocket {
     pub(super) born: Instant,
     pub(super) used: Instant,
     pub(super) queries: u32,
-    /// While queries wait: since when none was answered.
+    /// While queries wait: the time since which none was answered.
     pub(super) silent_since: Option<Instant>,
-    /// How long it may be silent.
+    /// Time for which the socket may be silent.
     pub(super) patience: Duration,
-    /// Whether its successor has to be opened.
+    /// Whether the socket's successor has to be opened.
     pub(super) aging: bool,
-    /// Takes no new queries; closed when nothing waits.
+    /// Whether the socket takes no new queries and is closed when no query waits.
     pub(super) retired: bool,
-    /// For a flow's socket without waiting queries: its number among the idle ones.
+    /// For a flow's socket without waiting queries: its number among the idle sockets.
     pub(super) idle: Option<u64>,
 }
 
@@ -74,7 +76,7 @@ impl UpSocket {
         }
     }
 
-    /// Whether it is time to open its successor. Returns true once.
+    /// Whether it is time to open the socket's successor. Returns true once.
     pub(super) fn begins_to_age(&mut self, now: Instant) -> bool {
         // A flow has one socket only.
         let is_old = !self.server.is_flow() && self.is_old(now);
@@ -89,7 +91,7 @@ impl UpSocket {
         self.patience = PATIENCE;
     }
 
-    /// Whether its server, or the way to it, seems to be gone.
+    /// Whether the socket's server, or the path to it, seems to be gone.
     fn is_silent(&self, now: Instant) -> bool {
         let since = self.silent_since;
         since.is_some_and(|since| now.duration_since(since) >= self.patience)
@@ -100,12 +102,12 @@ impl UpSocket {
     }
 }
 
-/// The server, and the client identity and address of the queries.
+/// The server, and the identity and source address of the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ServerKey {
     pub(super) server: SocketAddr,
     pub(super) identity: Option<IdentityId>,
-    /// Source address, if not the node's. Port 0: the kernel selects one.
+    /// Source address; `None` for the node's. Port 0: the kernel selects one.
     pub(super) source: Option<SocketAddr>,
 }
 
@@ -117,7 +119,7 @@ impl ServerKey {
 }
 
 impl UdpUpstream {
-    /// A socket with address `source`, or with the node's address if that fails.
+    /// A socket with the address `source`, or with the node's address if that fails.
     pub(super) fn socket_under(
         &mut self,
         source: Option<SocketAddr>,
@@ -158,7 +160,7 @@ impl UdpUpstream {
             return Ok(key);
         }
         match self.open_at((server, opener), at, now, epoll) {
-            // A socket that is old or has many waiting queries is better than none.
+            // A socket that is old or has many waiting queries is better than no socket.
             Err(RegisterError::Full) => self.any_to(server).ok_or(RegisterError::Full),
             opened => {
                 if let (Ok(_), Some(old)) = (&opened, old) {
@@ -181,7 +183,7 @@ impl UdpUpstream {
         (0..MOST).find(has_room).unwrap_or(self.spread)
     }
 
-    /// Selects a place without a socket, if the query's server has one.
+    /// Selects a place without a socket for the next query, if the query's server has such a place.
     pub(super) fn spread_to_free<Q>(&mut self, query: &PendingQuery<Q>) {
         let server = ServerKey {
             server: query.from.server,
@@ -292,8 +294,8 @@ impl UdpUpstream {
         Err(refused)
     }
 
-    /// Whether `opener` may open one more socket. At the limit, the socket that was idle for
-    /// longest is closed.
+    /// Checks whether `opener` may open one more socket. At the limit, the socket that has been
+    /// idle for longest is closed.
     fn make_room(&mut self, transparent: bool, opener: Holder) -> Result<(), RegisterError> {
         let most = if transparent {
             MAX_TRANSPARENT
@@ -325,8 +327,8 @@ impl UdpUpstream {
         Ok(())
     }
 
-    /// Replaces one of the sockets that will soon be too old. Called when there is nothing left to
-    /// send.
+    /// Replaces one of the sockets that will soon be too old. Call this when there is nothing left
+    /// to send.
     pub(crate) fn renew(&mut self, now: Instant, epoll: &Epoll) {
         let Some(old) = self.aging.pop() else { return };
         let Some(socket) = self.sockets.get(old) else {
@@ -343,7 +345,8 @@ impl UdpUpstream {
         }
     }
 
-    /// Later queries get another socket. Queries in flight on this one may still be answered.
+    /// Retires a socket: later queries get another one. Queries in flight on it may still be
+    /// answered.
     pub(crate) fn retire(&mut self, key: Key) {
         self.forget(key);
         let Some(socket) = self.sockets.get_mut(key) else {
@@ -362,7 +365,7 @@ impl UdpUpstream {
         }
     }
 
-    /// No new query finds the socket.
+    /// Removes the socket from the tables, so that no new query finds it.
     fn forget(&mut self, key: Key) {
         let Some(server) = self.sockets.get(key).map(|s| s.server) else {
             return;

@@ -35,7 +35,7 @@ impl Worker {
             .register(&mut query, &message, self.now, &self.epoll)
     }
 
-    /// Registers the same question of endpoint 1 from a client's port.
+    /// Registers the same question of endpoint 1 from another port of the client.
     fn ask_from(&mut self, port: u16) -> Registration {
         let message = [&[0; HEADER_LEN][..], &[1, b'a', 0, 0, 1, 0, 1]].concat();
         let mut query = PendingQuery::of_endpoint(1, &message[HEADER_LEN..], self.now);
@@ -45,7 +45,7 @@ impl Worker {
             .unwrap()
     }
 
-    /// Ports of the clients that get the answer to a query, after it has come.
+    /// Takes the answer to a query, and returns the ports of the clients that get it.
     fn answer(&mut self, sent: FlightRef) -> Vec<u16> {
         let flight = self.upstream.flights.get(sent.flight).unwrap();
         let answer = [
@@ -158,7 +158,7 @@ fn an_old_socket_is_used_if_no_new_one_can_be_opened() {
 
 #[test]
 fn a_query_that_finds_a_socket_too_old_opens_none() {
-    // The socket is too old by its number of queries, then by its age.
+    // The socket is too old because of its number of queries, and then because of its age.
     for (queries, pause) in [(25_000, Duration::ZERO), (200, Duration::from_secs(1))] {
         let mut worker = Worker::new();
         let mut used = Vec::new();
@@ -204,7 +204,7 @@ fn queries_leave_a_socket_that_gets_no_answers() {
     assert_eq!(ask(&mut worker, 599).socket, second.socket);
     let third = ask(&mut worker, 1);
     assert_ne!(third.socket, second.socket);
-    // Each answer is a sign of life, also while others wait.
+    // Each answer is a sign of life, even while other queries wait.
     for _ in 0..3 {
         let waiting = ask(&mut worker, 200);
         assert_eq!(waiting.socket, third.socket);
@@ -234,7 +234,7 @@ fn a_lost_query_takes_no_equal_ones_with_it() {
     assert_ne!(next.socket, lost.socket, "the socket is silent");
     assert!(matches!(worker.ask_from(5), Registration::Joined));
     assert_eq!(worker.answer(next), [4, 2, 3, 5]);
-    // If it was only late, its own client gets it.
+    // If the first query's answer was only late, its own client gets it.
     assert_eq!(worker.answer(lost), [1]);
 }
 

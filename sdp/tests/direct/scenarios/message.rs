@@ -1,6 +1,6 @@
 //! Messages from words: names, types and records in presentation form, byte by byte.
 
-/// Types with a name of their own here; any other is `TYPE<number>` (RFC 3597, 5).
+/// Types that have a name here. Any other type is `TYPE<number>` (RFC 3597, 5).
 const TYPES: [(&str, u16); 27] = [
     ("A", 1),
     ("NS", 2),
@@ -45,7 +45,7 @@ const CODES: [(&str, u16); 9] = [
 
 /// Number of the record type OPT (RFC 6891).
 const OPT: u16 = 41;
-/// Option TCP keepalive, which ends at a proxy.
+/// Option TCP keepalive, which a proxy does not pass on.
 const KEEPALIVE: u16 = 11;
 
 /// Number of a record type that is given by its name, or as `TYPE` and digits.
@@ -56,7 +56,7 @@ pub(crate) fn rtype(word: &str) -> Option<u16> {
     }
 }
 
-/// Number of a response code, with its extension.
+/// Number of a response code, including extended codes.
 pub(crate) fn code(word: &str) -> Option<u16> {
     CODES.iter().find(|(name, _)| *name == word).map(|c| c.1)
 }
@@ -259,7 +259,7 @@ impl Opt {
     }
 }
 
-/// Length of the question after the header, if there is a whole one.
+/// The question after the header, if it is complete.
 pub(crate) fn question(message: &[u8]) -> Option<&[u8]> {
     let mut at = 12;
     loop {

@@ -106,7 +106,7 @@ pub(crate) struct Answer {
     pub(crate) bytewise: bool,
 }
 
-/// A part of an answer that a forger did not guess, or that a server gets wrong.
+/// A part of an answer that a forger guessed wrong, or that a server gets wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
     Id,

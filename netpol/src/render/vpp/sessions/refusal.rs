@@ -19,9 +19,9 @@ pub(super) const SOURCE_PORTS: &str = "VPPTCP has no rule about the ports of a s
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {reason}; use the ACLs, which can express this")]
 pub struct NoSessionRules {
-    /// Policy and field, or the pod or rule.
+    /// Policy and field, or otherwise the pod or the rule.
     pub at: String,
-    /// The thing that session rules lack.
+    /// The feature that session rules do not have.
     pub reason: &'static str,
 }
 
@@ -34,7 +34,7 @@ impl NoSessionRules {
     }
 }
 
-/// Why a pod with these policies has no session rules.
+/// Why a pod with these policies cannot have session rules.
 pub(crate) fn refusal(id: &PodId, pod: &PodPolicies) -> Option<NoSessionRules> {
     if let Some(address) = pod.addresses.iter().find(|address| address.is_ipv6()) {
         return Some(NoSessionRules {

@@ -1,4 +1,4 @@
-//! Answers from the server, and results from the agent, to the client.
+//! Handles answers from the server and results from the agent, for the client.
 
 use std::sync::Arc;
 
@@ -39,12 +39,13 @@ impl Connection {
                 self.send_again(via);
             }
         }
-        // There may be room now for queries that were read before.
+        // There may be room for queries that were already read.
         self.take_queries();
     }
 
-    /// The server closed a connection. Its unanswered queries are sent again on a new one
-    /// (RFC 7766, 6.2.4): once, if the connection was new and brought no answer at all.
+    /// After the server closed a connection, sends its unanswered queries again on a new one
+    /// (RFC 7766, 6.2.4). If the closed connection was new and brought no answer, this happens only
+    /// once for each query.
     fn send_again(&mut self, via: Via) {
         let loss = self.links.lost(via);
         for (id, mut flight) in self.waiting.remove_flights(|flight| flight.via == via) {
@@ -82,7 +83,7 @@ impl Connection {
         self.client.last_activity = self.now;
         observer.answered(&query, self.now);
         set_id(message, query.header.id);
-        // Read before the sink decides, so that a change in between is noticed.
+        // The version is read before the sink decides, so that a change in between is noticed.
         let version = proxy.sink().leases_version();
         let now = BootTime::now();
         let (print, is_leased) = {
@@ -117,8 +118,8 @@ impl Connection {
         }
     }
 
-    /// Learns from one answer, and releases or holds it. Returns whether the agent has leased it and
-    /// it went to the client as it is.
+    /// Learns from one answer, and releases or holds it. Returns whether the agent has leased it
+    /// and the client got it unchanged.
     #[inline]
     fn learn(
         &mut self,
@@ -162,7 +163,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message of a zone transfer to the client, if its query requested one. The proxy
+    /// Sends a message of a zone transfer to the client, if the query requested one. The proxy
     /// learns nothing from it and never holds it, because the messages must stay in order.
     fn transfer(&mut self, id: u16, message: &mut Vec<u8>) -> bool {
         let Some(flight) = self.waiting.flight_mut(id) else {

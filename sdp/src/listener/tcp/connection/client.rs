@@ -16,9 +16,9 @@ pub(super) struct Client {
     pub(super) address: SocketAddr,
     pub(super) reader: FrameReader,
     pub(super) out: FrameWriter,
-    /// The client sends no more.
+    /// Whether the client has stopped sending.
     pub(super) ended: bool,
-    /// The end of the stream was sent, with the last answer or alone.
+    /// Whether the end of the stream was sent, with the last answer or alone.
     pub(super) finished: bool,
     pub(super) last_activity: Instant,
 }
@@ -52,8 +52,8 @@ impl Client {
     }
 
     /// Like [`Self::flush`], for the last answer. The end of the stream goes with it in one
-    /// segment. A client that sends its next query after the answer sees the end first, and its
-    /// query meets no closed connection.
+    /// segment. A client that sends its next query after the answer sees the end first, so its
+    /// query does not meet a closed connection.
     pub(super) fn flush_last(&mut self, now: Instant) -> io::Result<()> {
         let _ = SockRef::from(&self.stream).set_tcp_cork(true);
         self.flush(now)?;

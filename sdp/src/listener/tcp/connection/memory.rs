@@ -7,11 +7,11 @@ use crate::stats::Level;
 /// Step in bytes in which the part grows and shrinks.
 const STEP: usize = 16 * 1024;
 
-/// Memory of one connection. It is free again when this is dropped, also where the connection's
-/// task is cancelled.
+/// Memory of one connection. Dropping it frees the memory, even if the connection's task is
+/// cancelled.
 pub(super) struct Memory {
     share: Permit,
-    /// Bytes of all connections.
+    /// Bytes of all connections together.
     total: Level,
 }
 

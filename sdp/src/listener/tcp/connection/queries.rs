@@ -1,4 +1,4 @@
-//! From the client to the server.
+//! Handles queries from the client, and sends them to the server.
 
 use std::{sync::Arc, time::Instant};
 
@@ -25,16 +25,17 @@ use crate::{
     stats::Protocol,
 };
 
-/// A query that waits for a connection to the server: its pod has all the connections to servers that it may have, or
-/// queries under the pod's earlier identity still use the one that this client connection has.
+/// A query that waits for a connection to the server. Either its pod has all the connections to
+/// servers that it may have, or queries under the pod's earlier identity still use the connection
+/// of this client.
 pub(super) struct Unsent {
     query: DelayedQuery,
-    /// Its unit of the limit on queries in flight.
+    /// The query's unit of the limit on queries in flight.
     permit: Permit,
 }
 
 impl Unsent {
-    /// Bytes that the waiting query counts in its endpoint's share.
+    /// Bytes that the waiting query uses of its endpoint's share.
     pub(super) fn units(&self) -> usize {
         self.query.units()
     }
@@ -107,7 +108,7 @@ impl Connection {
         }
     }
 
-    /// Checks whether the delayed query has its permit or its rules now, or has waited long enough.
+    /// Checks whether the delayed query has its permit or its rules, or has waited long enough.
     fn retry_delayed(&mut self) {
         match self.delayed.take() {
             None => {}
@@ -156,7 +157,7 @@ impl Connection {
         self.forward_until(query, message, permit, until);
     }
 
-    /// Sends the query on. If its pod has no connection for it, it waits until `until`.
+    /// Sends the query on. If its pod has no connection for it, the query waits until `until`.
     fn forward_until(
         &mut self,
         mut query: PendingQuery<&[u8]>,

@@ -1,4 +1,4 @@
-//! Tests of the pool, among them one against random histories.
+//! Tests of the pool. One of them runs random histories.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn unanswered_queries_delay_no_other_query_before_the_limit() {
         pool.give_back(pod(1), target(1), (number, unanswered), later(5));
     }
     assert_eq!(pool.take(pod(1), target(1)), Taken::Idle(5));
-    // The limit is for each server.
+    // The limit applies to each server.
     assert_eq!(pool.take(pod(1), target(2)), NEW);
     for _ in 1..MAX_TO_SERVER {
         assert!(matches!(pool.take(pod(1), target(1)), Taken::Idle(_)));
@@ -121,7 +121,7 @@ fn idle_connections_end_when_their_time_is_over_or_they_are_of_no_use() {
     pool.give_back(pod(1), target(1), (2, 4), now + 3 * second);
     let over = pool.expire(now + second, |number| (*number != 1).then_some(0));
     assert_eq!(over, [0, 1]);
-    // Its four queries are answered now.
+    // Its four queries are answered.
     assert_eq!(pool.take(pod(1), target(1)), Taken::Idle(2));
     pool.give_back(pod(1), target(1), (2, 0), now + 3 * second);
     assert_eq!(pool.clear(), [2]);
@@ -129,8 +129,8 @@ fn idle_connections_end_when_their_time_is_over_or_they_are_of_no_use() {
 }
 
 proptest! {
-    /// Whatever happens, the counts are those of a list of all connections, no limit is passed, and
-    /// a pod with nothing gets a connection.
+    /// Whatever happens, the counts match a list of all connections, no limit is exceeded, and a
+    /// pod without connections gets one.
     #[test]
     fn counts_agree_with_a_list(
         events in prop::collection::vec((0_u8..5, 1_u16..4, 0_u8..3, 0_usize..3), 0..200),

@@ -185,7 +185,7 @@ impl<C> Pool<C> {
         Taken::New { closes }
     }
 
-    /// Takes back a connection that no client's query uses. It may be used again until `until`.
+    /// Returns a connection to the pool that no client's query uses. It may be used again until `until`.
     /// `unanswered` of its queries are still at the server, and their clients are gone.
     pub(super) fn give_back(
         &mut self,

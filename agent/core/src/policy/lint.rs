@@ -108,7 +108,7 @@ pub fn groups(document: &PolicyDocument) -> BTreeSet<&str> {
     named.collect()
 }
 
-/// As [`unlearned`], without endpoints: a warning if the document has rules by name, and none of
+/// As `unlearned`, without endpoints: a warning if the document has rules by name, and none of
 /// `all` has a DNS rule for the same endpoints, as far as can be told without their labels.
 pub fn unlearned_in(document: &PolicyDocument, all: &[&PolicyDocument]) -> Option<String> {
     let by_name = |rule: &&Rule| rule.egress.peers.iter().any(|rule| is_by_name(rule));

@@ -186,8 +186,8 @@ impl Gated {
             for (ifindex, until) in interfaces {
                 let waits = *until == Until::Attached;
                 let attached = waits && gate.is_under_policy(*ifindex);
-                let is_left = !wanted && !(waits && taken.contains(ifindex));
-                if is_left || attached || self.interfaces.name(*ifindex).is_gone() {
+                let stays = wanted || (waits && taken.contains(ifindex));
+                if !stays || attached || self.interfaces.name(*ifindex).is_gone() {
                     due.push((document.clone(), *ifindex));
                 } else if let Err(error) = gate.keep(*ifindex) {
                     tracing::debug!(%error, "a closed interface");

@@ -1,7 +1,7 @@
 //! Fixture of the tests: the proxy under test, its server and its sink.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::Arc,
     time::{Duration, Instant},
@@ -274,7 +274,10 @@ impl Bench {
         let domain = Domain::for_address(self.proxy);
         let socket = Socket::new(domain, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::new(from, 0).into()).unwrap();
-        socket.connect(&self.proxy.into()).unwrap();
+        // A proxy that refuses the connection may end it before this call returns.
+        if let Err(error) = socket.connect(&self.proxy.into()) {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+        }
         patient(socket.into())
     }
 

@@ -45,6 +45,7 @@ use crate::{
     cleanup::{self, Places},
     config::{Config, Settings},
     dnsproxy::BuiltinProxy,
+    document_source,
     epoch::{self, StateDirLock},
     high_scale,
     lane::Lane,
@@ -304,7 +305,8 @@ impl Agent {
         let limits = listener::Listeners::new(Descriptors::raise().limit());
         let rules = core_config::restored_rules(&found);
         let endpoints = endpoints_of_boot(&found, &epoch);
-        let policies = sources::policies(&config, &files, &mut damaged)?;
+        let dir = config.flags.policy_dir.as_deref();
+        let policies = document_source::directory(dir, files.dir(), &mut damaged)?;
 
         let freed = notify_freed(&mut *datapath);
         let resolving = Resolving::new(&config);

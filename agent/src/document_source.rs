@@ -26,6 +26,7 @@ use agent_core::{
     },
     source_event::SourceEvent,
 };
+use daemon::state_file::StateFileError;
 use dns_policy::wall_time;
 use shared_maps::user::trim_heap;
 use tokio::{
@@ -34,7 +35,10 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{policy_dir::PolicyDir, watched_dir::WatchedDir};
+use crate::{
+    policy_dir::{PolicyDir, last_good::LastGood},
+    watched_dir::WatchedDir,
+};
 
 /// Batches of watches that are routed at once.
 const BATCHES: usize = 64;
@@ -75,6 +79,23 @@ pub(crate) struct Sources {
     pub(crate) reports: fn(&str) -> bool,
     /// Pods of the cluster that are read.
     pub(crate) pods: PodScope,
+}
+
+/// Opens `--policy-dir`, with the last good versions of its documents, which are in the directory `state`. `None`: the
+/// flag is not given. Last good versions that cannot be used are added to `damaged`.
+pub(crate) fn directory(
+    dir: Option<&Path>,
+    state: &Path,
+    damaged: &mut Vec<String>,
+) -> Result<Option<(WatchedDir, PolicyDir)>, StateFileError> {
+    let Some(dir) = dir else {
+        return Ok(None);
+    };
+    let kept = LastGood::open(state, dir, damaged)?;
+    Ok(Some((
+        WatchedDir::new(dir),
+        PolicyDir::with_last_good(dir, kept),
+    )))
 }
 
 /// The next input that the task reads.

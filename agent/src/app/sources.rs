@@ -20,7 +20,7 @@ use agent_core::{
     kubernetes::{book::Book, labels::LabelFilter, local_pods::LocalPods, unattended::Unattended},
     tunnel_mode::TunnelMode,
 };
-use agent_datapath::{closed::Gate, files::StateFiles};
+use agent_datapath::closed::Gate;
 use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 
@@ -33,7 +33,7 @@ use crate::{
         source::{EndpointBook, cli::CliFile, polls, taken_in::PodSource},
     },
     node,
-    policy_dir::{PolicyDir, last_good::LastGood},
+    policy_dir::PolicyDir,
     resolver::store::feed::Feed,
     watched_dir::WatchedDir,
 };
@@ -51,21 +51,6 @@ pub(super) struct From {
     pub(super) api: Option<Api>,
     /// Another agent had the endpoints until just now.
     pub(super) taken_over: bool,
-}
-
-/// `--policy-dir`, with the last good versions of its files. What is wrong with those is added to
-/// `damaged`.
-pub(super) fn policies(
-    config: &Config,
-    files: &StateFiles,
-    damaged: &mut Vec<String>,
-) -> Result<Option<(WatchedDir, PolicyDir)>> {
-    let Some(dir) = &config.flags.policy_dir else {
-        return Ok(None);
-    };
-    let kept = LastGood::open(files.dir(), dir, damaged)?;
-    let policies = PolicyDir::with_last_good(dir, kept);
-    Ok(Some((WatchedDir::new(dir), policies)))
 }
 
 /// What others ask the sources for.
@@ -100,18 +85,7 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     rim.tasks.spawn(stop.run_until_cancelled_owned(following));
     let (local, pods) = watch::channel(Arc::<LocalPods>::default());
     let of_node = pods.clone();
-    let endpoints = endpoint_source(config, rim, &state, endpoints, gate)?;
-    if taken_over {
-        endpoints.keep_found();
-    }
-    // Without a directory there is still what was added by command and cannot be resolved yet.
-    let watched = config.flags.endpoint_dir.as_deref().unwrap_or(&state);
-    polls::run(
-        Arc::clone(&endpoints),
-        watched,
-        &rim.tasks,
-        rim.stop.clone(),
-    );
+    let endpoints = endpoint_source(config, rim, &state, (endpoints, taken_over), gate)?;
     if api.is_some() {
         let netns_dir = config.netns_dir.clone();
         endpoints.take_in_from(PodSource { pods, netns_dir });
@@ -191,7 +165,7 @@ fn endpoint_source(
     config: &Config,
     rim: &Rim,
     state: &Path,
-    restored: Vec<EndpointSpec>,
+    (restored, taken_over): (Vec<EndpointSpec>, bool),
     gate: Option<Box<dyn Gate>>,
 ) -> Result<Arc<EndpointBook>> {
     let handle = rim.core.clone();
@@ -206,5 +180,11 @@ fn endpoint_source(
             let _stopped = handle.send_blocking(Event::Endpoints(event));
         },
     )?;
+    if taken_over {
+        book.keep_found();
+    }
+    // Without a directory there is still what was added by command and cannot be resolved yet.
+    let watched = config.flags.endpoint_dir.as_deref().unwrap_or(state);
+    polls::run(Arc::clone(&book), watched, &rim.tasks, rim.stop.clone());
     Ok(book)
 }

@@ -56,7 +56,7 @@ use crate::{
     grpc::peer,
     listener,
     netns_lock::NetnsLock,
-    policy_dir::{PolicyDir, last_good::LastGood},
+    policy_dir::PolicyDir,
     watched_dir::WatchedDir,
 };
 
@@ -174,7 +174,8 @@ fn start(
     let shared = Arc::new(Shared::new(&config.node_name));
     let mut damaged = Vec::new();
     let cni = start_plugin(config, &shared, listeners.cni, &mut damaged, tasks, stop)?;
-    let directory = policy_dir(config, &mut damaged)?;
+    let dir = config.flags.policy_dir.as_deref();
+    let directory = document_source::directory(dir, &config.flags.state_dir, &mut damaged)?;
     let owners = Owners::open(&config.flags.state_dir, &mut damaged);
     let watches = api
         .as_ref()
@@ -218,21 +219,6 @@ fn start(
         logs_drops: config.flags.log_drops,
         owners: Mutex::new(owners),
     })
-}
-
-/// The directory of `--policy-dir`, with the last good versions of its documents; `None` without the flag.
-fn policy_dir(
-    config: &NetpolConfig,
-    damaged: &mut Vec<String>,
-) -> Result<Option<(WatchedDir, PolicyDir)>> {
-    let Some(dir) = &config.flags.policy_dir else {
-        return Ok(None);
-    };
-    let kept = LastGood::open(&config.flags.state_dir, dir, damaged)?;
-    Ok(Some((
-        WatchedDir::new(dir),
-        PolicyDir::with_last_good(dir, kept),
-    )))
 }
 
 /// The taint that is taken off this node when policy is in force; none without its flag.

@@ -39,11 +39,11 @@ impl State {
                         .as_ref()
                         .is_none_or(|ports| is_bridged(ports) == found.spec.interface.on_bridge)
             });
-            let is_due = !is_in_place || self.marks.stale.contains(&key);
-            if is_in_place && self.kept.contains(&key) {
-                continue;
-            }
-            if is_due && !(is_in_place && self.keep_as_found(&key, deliver)) {
+            let is_settled = is_in_place
+                && (self.kept.contains(&key)
+                    || !self.marks.stale.contains(&key)
+                    || self.keep_as_found(&key, deliver));
+            if !is_settled {
                 self.follow(&key, deliver);
             }
         }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use holdfast_e2e::bench::median;
 use holdfast_e2e::kernel::{From, Kernel, PEER, PEER4, PEER6, POD4, POD6, with_objects};
 use holdfast_e2e::packet::{ACK, Packet, tcp, udp};
 use nix::time::{ClockId, clock_gettime};
@@ -61,22 +62,22 @@ pub(crate) fn compare(object: &Path, rounds: u32) -> Result<()> {
         });
     }
     let mut all = Times::default();
-    for (row, times) in rows.iter().zip(&mut times) {
+    for (row, times) in rows.iter().zip(&times) {
         all.ratios.extend(&times.ratios);
         all.noise.extend(&times.noise);
         println!(
             "{}: {:.1} ns before, {:.1} ns now; now / before {}; now / now {}",
             row.what,
-            median(&mut times.before),
-            median(&mut times.now),
-            spread(&mut times.ratios),
-            spread(&mut times.noise),
+            median(times.before.iter().copied()),
+            median(times.now.iter().copied()),
+            spread(&times.ratios),
+            spread(&times.noise),
         );
     }
     println!(
         "all rows: now / before {}; now / now {}",
-        spread(&mut all.ratios),
-        spread(&mut all.noise)
+        spread(&all.ratios),
+        spread(&all.noise)
     );
     Ok(())
 }
@@ -156,8 +157,8 @@ fn round(kernels: &mut [Kernel], row: &Row, times: &mut Times) -> Result<()> {
         ratios.push(now / before);
         noise.push(again / now);
     }
-    times.ratios.push(median(&mut ratios));
-    times.noise.push(median(&mut noise));
+    times.ratios.push(median(ratios));
+    times.noise.push(median(noise));
     Ok(())
 }
 
@@ -177,15 +178,12 @@ fn cpu_time() -> Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 /// The median, and the least and the most.
-fn spread(values: &mut [f64]) -> String {
-    let middle = median(values);
-    let (least, most) = (values.first(), values.last());
-    let edge = |value: Option<&f64>| value.copied().unwrap_or(f64::NAN);
-    format!("{middle:.4} ({:.4} to {:.4})", edge(least), edge(most))
+fn spread(values: &[f64]) -> String {
+    let all = || values.iter().copied();
+    let (least, most) = (
+        all().fold(f64::NAN, f64::min),
+        all().fold(f64::NAN, f64::max),
+    );
+    format!("{:.4} ({least:.4} to {most:.4})", median(all()))
 }

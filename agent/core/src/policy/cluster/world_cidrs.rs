@@ -33,12 +33,10 @@ pub(in crate::policy) fn read(value: &Value) -> Checked<WorldCidrs> {
     }
     let mut blocks = BTreeSet::new();
     for item in cidrs.items()? {
-        if item.text()?.parse::<IpAddr>().is_ok() {
-            let reason = format!("`{}` has no prefix length", item.text()?);
-            return item.refuse(
-                reason,
-                "write a block, such as 192.0.2.7/32 for one address",
-            );
+        let text = item.text()?;
+        if text.parse::<IpAddr>().is_ok() {
+            let remedy = "write a block, such as 192.0.2.7/32 for one address";
+            return item.refuse(format!("`{text}` has no prefix length"), remedy);
         }
         match prefix(&item)? {
             IpNet::V4(block) => blocks.insert(block),

@@ -22,8 +22,7 @@ pub struct NodeLinks {
     pub senders: BTreeSet<u32>,
     /// Addresses of this node's pods.
     pub addresses: BTreeSet<IpAddr>,
-    /// UDP ports at which the node's tunnels receive, in addition to the default ports of VXLAN and
-    /// Geneve.
+    /// UDP ports at which the node's tunnels receive, in addition to the default ports of VXLAN and Geneve.
     pub tunnel_ports: BTreeSet<u16>,
 }
 

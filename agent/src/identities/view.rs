@@ -53,7 +53,7 @@ pub struct Identities {
 }
 
 impl Identities {
-    /// The present state.
+    /// The state after the last change that the task reported.
     pub fn view(&self) -> IdentitiesView {
         self.view.lock().clone()
     }

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// New connections
     #[arg(long, default_value_t = 50_000)]
     ports: u16,
-    /// Rounds of comparisons
+    /// Rounds of the comparison of TCX links with tc filters, and of the comparison of --before
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Seconds of flood per row

@@ -403,8 +403,7 @@ impl PairTable {
             .collect()
     }
 
-    /// A name's unexpired pairs as mappings to send again: one mapping for each answer time and
-    /// TTL.
+    /// A name's unexpired pairs as mappings to send again: one mapping for each answer time and TTL.
     pub(crate) fn replay(&self, key: &Key, now: BootTime) -> Vec<Mapping> {
         let found = self.unexpired(key, now).into_iter();
         found.map(|(mapping, _)| mapping).collect()

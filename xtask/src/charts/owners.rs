@@ -16,8 +16,8 @@ use crate::{process, repository};
 
 const PAGE: &str = "docs/src/install.md";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/";
-/// A CustomResourceDefinition of the chart, and the number of all its definitions except
-/// CiliumIdentity's.
+/// A CustomResourceDefinition of the chart, and the number of all its definitions without the
+/// definition of CiliumIdentity.
 const EXAMPLE: (&str, usize) = ("ciliumnodes.cilium.io", 6);
 
 /// The agents of a release that runs.

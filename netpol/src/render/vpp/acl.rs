@@ -66,9 +66,9 @@ pub struct Row {
 /// What a row does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowAction {
-    /// Drops the packet.
+    /// The vswitch drops a packet that the row matches.
     Deny,
-    /// Lets the packet pass.
+    /// The vswitch forwards a packet that the row matches.
     Permit,
     /// Lets the packet pass, and its answers through every interface.
     Reflect,

@@ -38,8 +38,7 @@ pub(in crate::link) struct State {
     pub(in crate::link) tables: AgentTables,
     /// Parts that could not be used. They allow nothing.
     pub(in crate::link) odd: Vec<String>,
-    /// Number of servers in rows that are skipped because of their transport: `protocol: ANY` names
-    /// SCTP, too.
+    /// Number of servers in rows that are skipped because of their transport. SCTP is part of `protocol: ANY`.
     pub(in crate::link) skipped: u64,
 }
 

@@ -279,8 +279,8 @@ fn a_map_without_room_opens_nothing() {
     assert!(full > 20 && equal > 100, "{full} {equal}");
 }
 
-/// Checks that in each state the fate of a packet is one of those at both ends, or between them.
-/// Returns both ends.
+/// Checks that in each state the fate of a packet is one of the fates at both ends, or between them.
+/// Returns the fates at both ends.
 #[track_caller]
 fn between_both_ends(
     before: &MemoryDatapath,

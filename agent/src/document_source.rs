@@ -318,17 +318,7 @@ async fn follow<C: Consumer>(
     let mut was_complete = false;
     let mut wake = Wake::Directory;
     loop {
-        let is_short = wake.is_short();
-        let look = move || {
-            let output = reader.read(wake);
-            (reader, output)
-        };
-        let looked = if is_short {
-            catch_unwind(AssertUnwindSafe(look)).ok()
-        } else {
-            tokio::task::spawn_blocking(look).await.ok()
-        };
-        let Some((read, output)) = looked else {
+        let Some((read, output)) = read(reader, wake).await else {
             tracing::error!("reading the policies panicked (a bug); the policies in force remain");
             return;
         };
@@ -357,6 +347,19 @@ async fn follow<C: Consumer>(
             return;
         };
         wake = next;
+    }
+}
+
+/// Reads one input, on a thread of its own if it may be long. `None`: the reader panicked.
+async fn read<C: Consumer>(mut reader: Reader<C>, wake: Wake) -> Option<(Reader<C>, C::Output)> {
+    let is_short = wake.is_short();
+    let look = move || {
+        let output = reader.read(wake);
+        (reader, output)
+    };
+    match is_short {
+        true => catch_unwind(AssertUnwindSafe(look)).ok(),
+        false => tokio::task::spawn_blocking(look).await.ok(),
     }
 }
 

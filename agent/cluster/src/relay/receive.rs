@@ -71,7 +71,8 @@ pub(super) struct Receiver {
     epoch: Option<String>,
     position: Option<Position>,
     templates: BTreeMap<u64, Template>,
-    /// For the digests of objects: the same for every relay.
+    /// Computes the digests of objects. It stays when the agent changes to another relay, so that
+    /// equal objects keep equal digests.
     hash: RandomState,
 }
 

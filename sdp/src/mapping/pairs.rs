@@ -10,7 +10,6 @@ mod name_pairs;
 mod pair;
 
 use std::{
-    cmp::Reverse,
     collections::{HashMap, hash_map::Entry},
     net::IpAddr,
 };
@@ -393,18 +392,16 @@ impl PairTable {
         }
     }
 
-    /// Keys of the names to send again: all names, or only names with a pair that is not durable. Names with such a pair
-    /// are first, the latest answer before the others, because a client has just asked for it.
+    /// Keys of the names to send again: all names, or only names with a pair that is not durable. Names with a pair that
+    /// no agent has ever made durable are first, in the order of their answers, because clients wait for their addresses.
     pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
-        let undurable = |name: &NamePairs| {
-            let pairs = name.pairs.values().filter(|pair| !pair.is_settled());
-            pairs.map(|pair| pair.seen_at).max()
-        };
         let names = self.all();
-        let names = names.map(|(name, asked, pairs)| (undurable(pairs), name, asked));
-        let mut names: Vec<_> = names.filter(|(since, ..)| all || since.is_some()).collect();
-        names.sort_unstable_by_key(|(since, ..)| Reverse(*since));
-        let keys = names.into_iter().map(|(_, name, asked)| Key {
+        let names = names.map(|(name, asked, pairs)| (pairs.new_since(), pairs, name, asked));
+        let mut names: Vec<_> = names
+            .filter(|(_, name, ..)| all || name.pairs.values().any(|pair| !pair.is_settled()))
+            .collect();
+        names.sort_unstable_by_key(|(since, ..)| (since.is_none(), *since));
+        let keys = names.into_iter().map(|(.., name, asked)| Key {
             asked: *asked,
             name: name.clone(),
         });

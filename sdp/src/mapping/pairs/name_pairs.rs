@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use dns_policy::{mapping::Mapping, rule::Transport};
+use dns_policy::{boot_time::BootTime, mapping::Mapping, rule::Transport};
 use dns_wire::answer::MAX_ADDRESSES;
 use foldhash::quality::RandomState;
 
@@ -17,6 +17,12 @@ pub(super) struct NamePairs {
 }
 
 impl NamePairs {
+    /// Time of the first answer with a pair that no agent has ever made durable; `None` = there is no such pair.
+    pub(super) fn new_since(&self) -> Option<BootTime> {
+        let pairs = self.pairs.values().filter(|pair| pair.is_new());
+        pairs.map(|pair| pair.seen_at).min()
+    }
+
     /// The pairs as mappings: one for each answer time, TTL and end, with at most [`MAX_ADDRESSES`]
     /// addresses. Each comes with the number of seconds from `seen_at` for which it counts.
     pub(super) fn mappings<'p>(

@@ -97,6 +97,11 @@ impl Pair {
         self.expires <= self.durable.until && self.seen_at <= self.durable.seen
     }
 
+    /// Whether no agent has ever made the pair durable, in any state.
+    pub(super) fn is_new(&self) -> bool {
+        self.durable == AgentAck::default()
+    }
+
     /// Time until which the pair is stored.
     pub(super) fn until(&self) -> BootTime {
         if self.is_settled() {

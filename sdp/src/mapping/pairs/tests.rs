@@ -176,7 +176,7 @@ fn the_same_pair_is_kept_once_and_replayed_as_seen() {
 }
 
 #[test]
-fn names_that_no_agent_has_are_sent_first_and_the_latest_of_them_before_the_others() {
+fn names_that_no_agent_has_are_sent_first_and_in_the_order_of_their_answers() {
     let mut pairs = PairTable::new(100);
     let all: Vec<_> = (1..=40)
         .map(|n| mapping(&format!("n{n}."), &[1], 600, n))
@@ -187,7 +187,7 @@ fn names_that_no_agent_has_are_sent_first_and_the_latest_of_them_before_the_othe
     let mut wanted = Vec::new();
     for (n, one) in (1..).zip(&all) {
         if n % 4 == 0 {
-            wanted.insert(0, key(one));
+            wanted.push(key(one));
         } else {
             pairs.settle(&key(one), &one.addresses, ack(n, n + 600));
         }
@@ -195,6 +195,12 @@ fn names_that_no_agent_has_are_sent_first_and_the_latest_of_them_before_the_othe
     let keys = pairs.keys(true);
     assert_eq!(keys.len(), 40);
     assert_eq!(keys[..10], wanted);
+    assert_eq!(pairs.keys(false), wanted);
+    // A later answer of a name that the agent has does not bring it forward.
+    let again = mapping("n1.", &[1], 600, 50);
+    pairs.keep(&again, 0);
+    wanted.push(key(&again));
+    assert_eq!(pairs.keys(true)[..10], wanted[..10]);
     assert_eq!(pairs.keys(false), wanted);
 }
 

@@ -1,5 +1,7 @@
 //! Identities that come with packets: policies select them without any address.
 
+mod vectors;
+
 use shared_maps::{
     ipcache::IpcacheKey,
     policy::{EGRESS, INGRESS, PolicyKey},

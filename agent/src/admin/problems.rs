@@ -20,10 +20,23 @@ const PROXIES_CONNECT: Duration = Duration::from_secs(10);
 /// Maximum number of nodes that a problem lists.
 const NODES: usize = 10;
 
-/// Policy documents that are refused.
-pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
-    let refused = summary.policies_rejected;
-    (refused > 0).then(|| format!("policy documents refused: {refused}; see `policy get`"))
+/// Policy documents that are refused: the first ones by name, and how many more there are.
+pub(super) fn policies_refused(summary: &Summary) -> impl Iterator<Item = String> + use<> {
+    let named = summary.refused.iter().map(|refused| {
+        let key = refused.key.iter().map(|key| format!(" ({key})"));
+        let key: String = key.collect();
+        format!(
+            "policy document refused: {}{key}: {}",
+            refused.source, refused.reason
+        )
+    });
+    let more = summary
+        .policies_rejected
+        .saturating_sub(summary.refused.len());
+    let more = (more > 0)
+        .then(|| format!("policy documents refused: {more} more, which `policy get` names"));
+    let all: Vec<String> = named.chain(more).collect();
+    all.into_iter()
 }
 
 /// Reports in the cluster that cannot be written.
@@ -74,6 +87,36 @@ pub(super) fn tunnel(tunnel: &TunnelView) -> impl Iterator<Item = String> + use<
     });
     let all: Vec<String> = fault.chain(world).chain(behind).collect();
     all.into_iter()
+}
+
+/// No other node is known to a node that wraps packets and reads no objects of an API server, where each agent
+/// writes its own CiliumNode.
+pub(super) fn other_nodes_unknown(tunnel: &TunnelView, has_api: bool) -> Option<String> {
+    let is_alone = tunnel.wraps && !has_api && tunnel.other_nodes == Some(0);
+    is_alone.then(|| {
+        "the tunnel between nodes: no CiliumNode document of another node is known, so that packets of pods to the \
+         addresses of other nodes are wrapped, and lost there; put a CiliumNode document of each node into --policy-dir"
+            .to_owned()
+    })
+}
+
+/// Endpoints whose number other nodes do not know, on a node that wraps packets. If agents make the numbers of the
+/// cluster, another problem says why they do not.
+pub(super) fn numbers_not_shared(
+    tunnel: &TunnelView,
+    summary: &Summary,
+    endpoints: &[String],
+) -> Option<String> {
+    let is_local = tunnel.wraps && summary.cluster_identities.is_none() && !endpoints.is_empty();
+    is_local.then(|| {
+        format!(
+            "the tunnel between nodes: packets of {} endpoints of this node carry reserved:init, because no \
+             CiliumIdentity has their labels: {}; put the documents that `holdfast-agent identity assign` prints into \
+             --policy-dir",
+            endpoints.len(),
+            first_of(endpoints, NODES)
+        )
+    })
 }
 
 /// A `netpol run` runs in the same network namespace.
@@ -373,7 +416,8 @@ pub(super) fn objects_left_out(summary: &Summary) -> Option<String> {
 mod tests {
     use super::*;
     use agent_cluster::health::WatchHealth;
-    use agent_core::core::snapshot::FirewallSummary;
+    use agent_core::core::snapshot::{FirewallSummary, RejectedView};
+    use agent_core::identity::cluster::ClusterCounts;
 
     fn watch(kind: &str, has_listed: bool, seconds: u64, reason: Option<&str>) -> WatchHealth {
         WatchHealth {
@@ -382,6 +426,91 @@ mod tests {
             stale_seconds: seconds,
             reason: reason.map(str::to_owned),
             ..WatchHealth::default()
+        }
+    }
+
+    #[test]
+    fn refused_documents_are_named_and_others_counted() {
+        let world = RejectedView {
+            source: "policies/world.yaml".to_owned(),
+            key: Some("CiliumWorldCIDRs/outside".to_owned()),
+            reason: "spec.cidrs[0]: `x` is no block; write ADDRESS/LENGTH".to_owned(),
+        };
+        let torn = RejectedView {
+            source: "policies/torn.yaml".to_owned(),
+            key: None,
+            reason: "document 1: not YAML; correct it".to_owned(),
+        };
+        let of = |refused: &[&RejectedView], count: usize| {
+            let summary = Summary {
+                policies_rejected: count,
+                refused: refused.iter().copied().cloned().collect(),
+                ..Summary::default()
+            };
+            policies_refused(&summary).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[], 0), [""; 0]);
+        let named = [
+            "policy document refused: policies/world.yaml (CiliumWorldCIDRs/outside): spec.cidrs[0]: `x` is no block; \
+             write ADDRESS/LENGTH",
+            "policy document refused: policies/torn.yaml: document 1: not YAML; correct it",
+        ];
+        assert_eq!(of(&[&world, &torn], 2), named);
+        let more = "policy documents refused: 7 more, which `policy get` names";
+        assert_eq!(of(&[&world, &torn], 9), [named[0], named[1], more]);
+    }
+
+    #[test]
+    fn nodes_without_an_api_server_need_documents_of_the_others() {
+        let of = |wraps: bool, other_nodes: Option<usize>, has_api: bool| {
+            let tunnel = TunnelView {
+                wraps,
+                other_nodes,
+                ..TunnelView::default()
+            };
+            other_nodes_unknown(&tunnel, has_api)
+        };
+        let problem = of(true, Some(0), false).unwrap();
+        for says in ["wrapped, and lost", "--policy-dir"] {
+            assert!(problem.contains(says), "{problem}");
+        }
+        for (wraps, other_nodes, has_api) in [
+            (false, Some(0), false),
+            (true, None, false),
+            (true, Some(1), false),
+            (true, Some(0), true),
+        ] {
+            assert_eq!(of(wraps, other_nodes, has_api), None);
+        }
+    }
+
+    #[test]
+    fn endpoints_whose_numbers_are_not_shared_are_named() {
+        let of = |wraps: bool, cluster: bool, count: usize| {
+            let tunnel = TunnelView {
+                wraps,
+                ..TunnelView::default()
+            };
+            let summary = Summary {
+                cluster_identities: cluster.then(ClusterCounts::default),
+                ..Summary::default()
+            };
+            let endpoints: Vec<String> = (0..count)
+                .map(|number| format!("default/{number}"))
+                .collect();
+            numbers_not_shared(&tunnel, &summary, &endpoints)
+        };
+        let problem = of(true, false, 12).unwrap();
+        for says in [
+            "packets of 12 endpoints of this node carry reserved:init",
+            "default/0, ",
+            "and 2 more; put",
+            "`holdfast-agent identity assign`",
+        ] {
+            assert!(problem.contains(says), "{problem}");
+        }
+        for (wraps, cluster, count) in [(false, false, 1), (true, true, 1), (true, false, 0)] {
+            assert_eq!(of(wraps, cluster, count), None);
         }
     }
 

@@ -36,6 +36,13 @@ impl Admin {
         problems.extend(identities.iter().flat_map(problems::identities));
         let tunnel = self.tunnel.as_ref().map(TunnelStatus::view);
         problems.extend(tunnel.iter().flat_map(problems::tunnel));
+        let has_api = cluster.is_some();
+        let alone = |tunnel| problems::other_nodes_unknown(tunnel, has_api);
+        problems.extend(tunnel.iter().filter_map(alone));
+        if let Some(tunnel) = &tunnel {
+            let unknown = self.core.inspect(Core::without_shared_number).await?;
+            problems.extend(problems::numbers_not_shared(tunnel, &summary, &unknown));
+        }
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {

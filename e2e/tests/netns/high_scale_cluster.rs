@@ -89,7 +89,9 @@ fn high_scale_blocks_outside_come_change_and_go_as_objects() {
         // A definition of another release may let these pass.
         for bad in ["203.0.113.0/33", "2001:db8::/32", "300.0.0.0/8", ""] {
             api.put(world("outside", &["10.9.0.0/16", bad]))?;
-            says(&["policy documents refused: 1"])?;
+            says(&[
+                "policy document refused: cluster (CiliumWorldCIDRs/outside): spec.cidrs[1]: ",
+            ])?;
             eventually("the refused object is named", SOON, || {
                 let got = fleet.one.agent(&["policy", "get"])?;
                 let named =

@@ -28,6 +28,9 @@ pub struct TunnelView {
     /// Why the programs or the device are not as they should be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+    /// Other nodes that have a CiliumNode; none = the objects are not listed yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_nodes: Option<usize>,
     /// Nodes whose CiliumNode does not say that they unwrap packets; empty unless this node wraps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<String>,
@@ -62,7 +65,11 @@ pub(super) fn problem(world: &World, mode: TunnelMode, wraps: bool) -> Option<St
                 .to_owned()
         }),
         World::TooMany(too_many) => Some(format!(
-            "CiliumWorldCIDRs: {too_many}, and the list before stays in force; write wider blocks"
+            "CiliumWorldCIDRs: {too_many}, and {}; write wider blocks",
+            match is_full && !wraps {
+                true => "no packet is wrapped",
+                false => "the list before stays in force",
+            }
         )),
     }
 }

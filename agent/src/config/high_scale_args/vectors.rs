@@ -2,10 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::{
-    from_args::node_settings,
-    parsed::args,
-};
+use super::super::{from_args::node_settings, parsed::args};
 
 static VECTORS: &str = include_str!("../../../core/src/high_scale/vectors.json");
 

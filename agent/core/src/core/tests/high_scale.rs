@@ -136,3 +136,15 @@ fn high_scale_blocks_inside_the_pods_blocks_open_and_the_world_does_not() {
         assert_eq!(map.contains_key(&key), opens, "{block}: {identity:?}");
     }
 }
+
+#[test]
+fn high_scale_endpoints_without_a_number_of_the_cluster_are_known() {
+    let mut member = Member::with(with_mode(Some(TunnelMode::Full)), WEB_FROM_DB);
+    assert_eq!(member.node.core.without_shared_number(), ["web"]);
+    // The labels of an endpoint that is no pod.
+    member.put(
+        "---\napiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {name: \"4242\"}\n\
+         security-labels: {\"k8s:app\": web}\n",
+    );
+    assert_eq!(member.node.core.without_shared_number(), [""; 0]);
+}

@@ -204,7 +204,10 @@ fn high_scale_vectors_of_growth_hold() {
         // The vector leaves out the entries that each node has: the world, its endpoint.
         let (all, most) = entries(PodScope::All);
         let without_pods = all - expect("normal_mode_entries");
-        assert!(without_pods <= given("fixed_entries_at_most"), "{id}: {all}");
+        assert!(
+            without_pods <= given("fixed_entries_at_most"),
+            "{id}: {all}"
+        );
         let fits = vector["expect"]["fits_default_map_of_512000"].as_bool();
         assert_eq!(most, 512_000);
         assert_eq!(Some(all <= most), fits, "{id}");

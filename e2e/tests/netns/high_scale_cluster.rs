@@ -279,14 +279,17 @@ fn high_scale_pruning_too_early_is_announced_before_it_hurts() {
             ensure!(!status.contains("do not unwrap packets"), "{status}");
             Ok(())
         })?;
-        // A node that does not unwrap is named, and nothing else.
-        api.edit("ciliumnodes", "", "n1", |node| {
-            node["metadata"]["annotations"]["holdfast.io/high-scale"] = json!("off");
-        })?;
+        // A node that does not unwrap is named, and nothing else. No agent corrects its CiliumNode.
+        api.put(json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumNode",
+            "metadata": {"name": "n3", "annotations": {"holdfast.io/high-scale": "off"}},
+            "spec": {"addresses": []},
+        }))?;
         fleet.two.status_has(
             SOON,
-            &["1 of the cluster's nodes do not unwrap packets, and pods there get none from this node: n1;"],
+            &["1 of the cluster's nodes do not unwrap packets, and pods there get none from this node: n3;"],
         )?;
+        api.delete("ciliumnodes", "", "n3")?;
         // Once it wraps, nothing more is counted.
         stop(&mut one)?;
         one = Some(fleet.one.start_agent(&in_cluster(&api, "n1", "full"))?);

@@ -121,7 +121,8 @@ fn high_scale_settings_that_cannot_work_are_refused_with_a_remedy() {
 fn high_scale_a_device_that_goes_or_a_port_that_is_taken_later_is_named() {
     with_lab(|lab| {
         documents(lab)?;
-        lab.node.batch("link add up8 type dummy\nlink set up8 up")?;
+        lab.node
+            .batch("link add up8 type veth peer name far8\nlink set up8 up")?;
         let options = options("full").flag("--high-scale-device=up8");
         let _agent = lab.start_agent(&options)?;
         lab.status_has(SOON, &["full, on up0, up8, UDP port 8472"])?;
@@ -130,7 +131,8 @@ fn high_scale_a_device_that_goes_or_a_port_that_is_taken_later_is_named() {
             SOON,
             &["the tunnel between nodes: --high-scale-device up8: there is no such device"],
         )?;
-        lab.node.batch("link add up8 type dummy\nlink set up8 up")?;
+        lab.node
+            .batch("link add up8 type veth peer name far8\nlink set up8 up")?;
         let recovers = || {
             eventually("no fault is left", SOON, || {
                 let status = lab.agent(&["status"])?;

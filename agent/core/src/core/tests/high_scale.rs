@@ -8,7 +8,7 @@ use shared_maps::{
 };
 
 use super::{
-    pods::{Member, WEB_TO_DB, pod},
+    pods::{Member, WEB_TO_DB, of_pod, pod},
     scenario::{Node, spec},
 };
 use crate::{
@@ -140,11 +140,10 @@ fn high_scale_blocks_inside_the_pods_blocks_open_and_the_world_does_not() {
 #[test]
 fn high_scale_endpoints_without_a_number_of_the_cluster_are_known() {
     let mut member = Member::with(with_mode(Some(TunnelMode::Full)), WEB_FROM_DB);
-    assert_eq!(member.node.core.without_shared_number(), ["web"]);
-    // The labels of an endpoint that is no pod.
-    member.put(
-        "---\napiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {name: \"4242\"}\n\
-         security-labels: {\"k8s:app\": web}\n",
-    );
-    assert_eq!(member.node.core.without_shared_number(), [""; 0]);
+    member.put(&pod("db-0", "db", "10.0.0.8"));
+    member.node.endpoint(of_pod("db", 8, "default/db-0"));
+    let unknown = |member: &Member| member.node.core.without_shared_number();
+    assert_eq!(unknown(&member), ["web", "default/db-0"]);
+    member.put(&super::pod_identities::identity(4242, "db"));
+    assert_eq!(unknown(&member), ["web"]);
 }

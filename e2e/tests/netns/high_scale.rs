@@ -271,7 +271,7 @@ fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
                 Ok(())
             })
         };
-        says("wraps nothing, because there is no CiliumWorldCIDRs")?;
+        says("wraps nothing, because no CiliumWorldCIDRs object is in force")?;
         assert!(!wraps(fleet, &pods, to)?, "without an object");
         // A list that cannot be read is no list.
         for (bad, field) in [
@@ -305,7 +305,7 @@ fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
         says("world.yaml (CiliumWorldCIDRs/outside): spec.cidrs[0]: `203.0.113.0/33`")?;
         assert!(wraps(fleet, &pods, to)?, "with the last good list");
         fleet.one.remove_policy("world.yaml")?;
-        says("wraps nothing, because there is no CiliumWorldCIDRs")?;
+        says("wraps nothing, because no CiliumWorldCIDRs object is in force")?;
         assert!(!wraps(fleet, &pods, to)?, "the object is gone");
         Ok(())
     });
@@ -321,7 +321,7 @@ pub(super) fn maps(lab: &Lab, map: &str) -> Result<String> {
 }
 
 /// What an agent says that does not start.
-fn refused(lab: &Lab, mode: &str) -> Result<String> {
+pub(super) fn refused(lab: &Lab, mode: &str) -> Result<String> {
     let output = lab.agent_command(&options(mode))?.output()?;
     ensure!(!output.status.success(), "it started and ended");
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())

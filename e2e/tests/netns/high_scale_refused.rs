@@ -184,7 +184,7 @@ fn high_scale_too_many_blocks_outside_are_refused_whole() {
         let says = |texts: &[&str]| fleet.one.status_has(LONG, texts);
         says(&[
             "world.yaml (CiliumWorldCIDRs/outside): spec.cidrs: has 16385 blocks, more than 16384; write wider blocks",
-            "wraps nothing, because there is no CiliumWorldCIDRs",
+            "wraps nothing, because no CiliumWorldCIDRs object is in force",
         ])?;
         assert!(!wraps(fleet, &pods, to)?, "with a refused list");
         // Two objects that have too many together.

@@ -36,6 +36,7 @@ mod full_maps;
 mod guide;
 mod ha_table;
 mod high_scale;
+mod high_scale_attacks;
 mod high_scale_cluster;
 mod high_scale_dns;
 mod high_scale_forged;

@@ -60,7 +60,7 @@ pub(super) fn problem(world: &World, mode: TunnelMode, wraps: bool) -> Option<St
             "--high-scale-ipcache full wraps nothing yet: CiliumWorldCIDRs are not listed".to_owned()
         }),
         World::Absent => is_full.then(|| {
-            "--high-scale-ipcache full wraps nothing, because there is no CiliumWorldCIDRs: it would wrap packets to \
+            "--high-scale-ipcache full wraps nothing, because no CiliumWorldCIDRs object is in force: it would wrap packets to \
              the Internet; create one with the blocks outside of the cluster, or with cidrs: [] if there are none"
                 .to_owned()
         }),

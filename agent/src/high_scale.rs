@@ -23,7 +23,7 @@ struct StageFile {
     stage: StageName,
 }
 
-/// Name of a [`Stage`].
+/// A step as the file has it: a text that [`Stage::named`] knows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 struct StageName(Stage);

@@ -85,21 +85,28 @@ fn entry(member: &mut Member, vector: &Value) -> Option<IdentityId> {
     }
 }
 
-/// The number that an entry has here, and whether a pruned node has the entry, where this differs from the
-/// vector.
-fn differs(vector: &Value) -> Option<(fn(IdentityId) -> bool, bool)> {
-    Some(match vector["id"].as_str().unwrap() {
+/// What this product does in the place of a vector.
+struct Differing {
+    is_number: fn(IdentityId) -> bool,
+    is_kept: bool,
+}
+
+/// Where this product differs from a vector, and why.
+fn differing(vector: &Value) -> Option<Differing> {
+    let (is_number, is_kept): (fn(IdentityId) -> bool, bool) = match vector["id"].as_str().unwrap()
+    {
         // There are no well-known numbers. The label of --high-scale-keep keeps the pod, under the number of
         // its CiliumIdentity.
         "keep-07" => (|id| id == IdentityId(4242), true),
-        // The same, and no default keeps an operator: no policy is necessary that selects it by its labels.
+        // The same, and no default keeps an operator: pods need no rule about it.
         "keep-09" => (|id| id == IdentityId(4242), false),
         // No object gives a number from 61440 on: a node gives those to pods without an object, from the first one.
         "keep-13" => (|id| (61_440..=65_535).contains(&id.0), false),
         // A node counts its own numbers from the first one.
         "keep-14" => (IdentityId::is_local_scope, true),
         _ => return None,
-    })
+    };
+    Some(Differing { is_number, is_kept })
 }
 
 /// A node that wraps and knows no blocks of pods. It has no IPv6.
@@ -133,12 +140,12 @@ fn high_scale_vectors_of_kept_entries_hold() {
         let by_vector = vector["expect"]["kept_in_high_scale_mode"]
             .as_bool()
             .unwrap();
-        let other = differs(&vector);
-        let is_its = |found: IdentityId| match other {
-            Some((is_its, _)) => is_its(found),
+        let other = differing(&vector);
+        let is_kept = other.as_ref().map_or(by_vector, |other| other.is_kept);
+        let is_its = |found: IdentityId| match &other {
+            Some(other) => (other.is_number)(found),
             None => found == IdentityId(number),
         };
-        let is_kept = other.map_or(by_vector, |(_, is_kept)| is_kept);
         // Without pruning, each entry is there.
         let found = entry(&mut node(PodScope::All), &vector);
         assert!(found.is_some_and(is_its), "{id}: {found:?}");

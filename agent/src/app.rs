@@ -89,7 +89,10 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     };
     let stage = config.flags.high_scale.stage();
     let state_dir = config.state();
-    high_scale::check(&state_dir, stage, config.flags.high_scale.high_scale_force)?;
+    let damaged = high_scale::check(&state_dir, stage, config.flags.high_scale.high_scale_force)?;
+    if let Some(text) = &damaged {
+        tracing::error!("{text}");
+    }
     let presence =
         NetnsLock::of_run().context("the name of this agent in its network namespace")?;
     // One spelling of the root, whatever links lead to it: filters have it in their names.
@@ -104,6 +107,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     let places = Places::of(&config);
     let ends_if_it_hangs = config.flags.standby.standby.is_some();
     let (config, mut parts, node) = kernel::prepare(config, api, begin).await?;
+    parts.found.damaged.extend(damaged);
     parts.datapath = Box::new(Owned::new(
         parts.datapath,
         ownership.clone(),

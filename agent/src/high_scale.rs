@@ -20,18 +20,37 @@ const VERSION: u32 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 struct StageFile {
     version: u32,
-    /// Name of a [`Stage`].
-    stage: String,
+    stage: StageName,
+}
+
+/// A step as the file has it: a text that [`Stage::named`] knows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+struct StageName(Stage);
+
+impl TryFrom<String> for StageName {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        let stage = Stage::named(&name).map(Self);
+        stage.ok_or_else(|| format!("`{name}` is no step of --high-scale-ipcache"))
+    }
+}
+
+impl From<StageName> for String {
+    fn from(name: StageName) -> Self {
+        name.0.as_str().to_owned()
+    }
 }
 
 /// Why the agent does not start at a stage.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StageError {
+pub enum StageError {
     #[error(transparent)]
     File(#[from] StateFileError),
     /// A stage was left out.
     #[error(
-        "--high-scale-ipcache: this node was {}, and {} comes before {}: all nodes go there first, so that no node \
+        "--high-scale-ipcache: this node was {}{lost}, and {} comes before {}: all nodes go there first, so that no node \
          sends packets that another does not unwrap; or add --high-scale-force",
         .before.as_str(), .skipped.as_str(), .now.as_str()
     )]
@@ -39,18 +58,28 @@ pub(crate) enum StageError {
         before: Stage,
         skipped: Stage,
         now: Stage,
+        /// Why the stage before is not that of the file, in brackets; empty if it is.
+        lost: String,
     },
 }
 
-/// Refuses a stage that leaves out the one before it.
-pub(crate) fn check(state_dir: &Path, now: Stage, is_forced: bool) -> Result<(), StageError> {
-    let before = match state_file::read_versioned::<StageFile>(&state_dir.join(FILE), VERSION)? {
-        Content::Found(file) => Stage::named(&file.stage),
-        Content::Absent | Content::Damaged(_) => None,
+/// Refuses a stage that leaves out the one before it. A damaged file is set aside, and counts as a lost one.
+/// Returns what is wrong with it.
+pub fn check(state_dir: &Path, now: Stage, is_forced: bool) -> Result<Option<String>, StageError> {
+    let path = state_dir.join(FILE);
+    let mut damaged = None;
+    let before = match state_file::read_versioned::<StageFile>(&path, VERSION)? {
+        Content::Found(file) => Some(file.stage.0),
+        Content::Absent => None,
+        Content::Damaged(damage) => {
+            let text = damage.try_to_set_aside("; set aside as");
+            damaged = Some(format!("{}: {text}", path.display()));
+            None
+        }
     };
     let before = match before {
         Some(stage) => stage,
-        None if epoch::is_new(state_dir) => return Ok(()),
+        None if epoch::is_new(state_dir) => return Ok(damaged),
         None => Stage::Unset,
     };
     match before.skipped_before(now) {
@@ -58,21 +87,21 @@ pub(crate) fn check(state_dir: &Path, now: Stage, is_forced: bool) -> Result<(),
             before,
             skipped,
             now,
+            lost: damaged.map_or_else(String::new, |text| format!(" ({text})")),
         }),
-        _ => Ok(()),
+        _ => Ok(damaged),
     }
 }
 
 /// Notes the stage at which the node is now. Without a mode there is no file.
-pub(crate) fn note(state_dir: &Path, now: Stage) -> io::Result<()> {
+pub fn note(state_dir: &Path, now: Stage) -> io::Result<()> {
     let path = state_dir.join(FILE);
     if now == Stage::Unset {
         return present(std::fs::remove_file(path)).map(|_| ());
     }
-    let stage = now.as_str().to_owned();
     let file = StageFile {
         version: VERSION,
-        stage,
+        stage: StageName(now),
     };
     write_json(&path, &file)
 }
@@ -113,16 +142,37 @@ mod tests {
     fn high_scale_a_lost_or_damaged_note_of_an_earlier_run_is_no_mode() {
         let dir = tempfile::tempdir().unwrap();
         epoch::begin_noting(dir.path(), &mut Vec::new()).unwrap();
+        let (file, aside) = (
+            dir.path().join(FILE),
+            dir.path().join(format!("{FILE}.corrupt")),
+        );
         let check = |name| check(dir.path(), stage(name), false);
-        assert!(check("off").is_ok());
+        assert!(matches!(check("off"), Ok(None)));
         assert!(check("decap-only").is_err());
-        for text in ["{", r#"{"version":1,"stage":"a-later-one"}"#] {
-            std::fs::write(dir.path().join(FILE), text).unwrap();
-            assert!(check("off").is_ok() && check("full").is_err(), "{text}");
+        for text in [
+            "",
+            "{",
+            "[]",
+            r#"{"version":1}"#,
+            r#"{"version":1,"stage":"a-later-one"}"#,
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let error = check("full").unwrap_err().to_string();
+            for word in ["this node was unset (", "high_scale.json: ", "set aside as"] {
+                assert!(error.contains(word), "{text}: {error}");
+            }
+            assert_eq!(std::fs::read_to_string(&aside).unwrap(), text);
+            assert!(!file.exists(), "{text}");
+            // The next start finds no file.
+            assert!(check("full").is_err(), "{text}");
+            std::fs::write(&file, text).unwrap();
+            let damaged = check("off").unwrap().unwrap();
+            assert!(damaged.contains("high_scale.json.corrupt"), "{damaged}");
         }
-        let newer = r#"{"version":2,"stage":"full"}"#;
-        std::fs::write(dir.path().join(FILE), newer).unwrap();
+        let newer = r#"{"version":2,"stage":"full","more":[]}"#;
+        std::fs::write(&file, newer).unwrap();
         let error = check("off").unwrap_err().to_string();
         assert!(error.contains("newer release"), "{error}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), newer);
     }
 }

@@ -22,7 +22,7 @@ pub mod epoch;
 pub mod events;
 pub mod grpc;
 pub(crate) mod health;
-mod high_scale;
+pub mod high_scale;
 pub mod identities;
 pub(crate) mod lane;
 pub mod listener;

@@ -20,6 +20,7 @@ use agent_core::{
         endpoint_checkpoint::{EndpointCheckpoint, EndpointWrite},
     },
     labels::LabelSet,
+    tunnel_mode::Stage,
 };
 use agent_datapath::files::StateFiles;
 use dns_policy::{
@@ -32,6 +33,7 @@ use holdfast_agent::{
         container::Containers,
         source::{EndpointBook, cli::CliFile},
     },
+    high_scale,
     restore::{self, Found},
 };
 use shared_maps::{EndpointId, IdentityId};
@@ -142,6 +144,17 @@ fn endpoint() -> EndpointFile {
     }
 }
 
+/// The last step of the node in a migration to the high-scale ipcache.
+fn stage() -> String {
+    let dir = tempfile::tempdir().unwrap();
+    high_scale::note(dir.path(), step("full")).unwrap();
+    fs::read_to_string(dir.path().join("high_scale.json")).unwrap()
+}
+
+fn step(name: &str) -> Stage {
+    Stage::named(name).unwrap()
+}
+
 /// Files of the present formats, by their path below the state directory.
 fn today() -> BTreeMap<&'static str, String> {
     let servers = BTreeMap::from([(
@@ -172,6 +185,7 @@ fn today() -> BTreeMap<&'static str, String> {
             "cleaned_names.json",
             cleaned::render("b", cleanings().iter()),
         ),
+        ("high_scale.json", stage()),
         (
             "7/ep_config.json",
             config_file::render(&endpoint(), &servers, 1000),
@@ -227,6 +241,21 @@ fn files_of_every_version_are_read() {
         assert_eq!(found.restored.endpoint_identities, pods(), "{version:?}");
         assert_eq!(found.restored.endpoints, [endpoint()], "{version:?}");
         assert_eq!(found.restored.cleaned.cleanings, cleanings(), "{version:?}");
+        for (name, starts) in [
+            ("full", true),
+            ("pruned", true),
+            ("off", false),
+            ("unset", false),
+        ] {
+            let checked = high_scale::check(&state, step(name), false);
+            match checked {
+                Ok(damaged) => assert!(starts && damaged.is_none(), "{version:?}: {damaged:?}"),
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(!starts && error.contains("this node was full,"), "{error}");
+                }
+            }
+        }
         // On another boot, starts are counted from 1 again.
         assert_eq!(
             holdfast_agent::epoch::begin(&state).unwrap().start,

@@ -9,4 +9,4 @@ pub mod objects;
 pub mod scope;
 
 #[cfg(test)]
-mod vectors;
+pub(crate) mod vectors;

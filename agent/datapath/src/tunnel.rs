@@ -44,7 +44,7 @@ use self::{
 use super::{
     filter::Order,
     hook::{Hook, put},
-    program::{Programs, program},
+    program::{ProgramError, Programs, program},
 };
 
 const FROM_NET: Hook = Hook {
@@ -70,6 +70,22 @@ pub struct TunnelSettings {
     pub port: u16,
     /// Blocks of pods are known: an address outside of them is no pod's.
     pub knows_pod_blocks: bool,
+}
+
+impl TunnelSettings {
+    /// Refuses a kernel that cannot do what the mode needs. Only a node that wraps asks it.
+    ///
+    /// # Errors
+    /// [`TunnelError::NoOuterSource`], or that of `takes_outer_source`.
+    pub fn check_kernel(
+        &self,
+        takes_outer_source: impl FnOnce() -> Result<bool, ProgramError>,
+    ) -> Result<(), TunnelError> {
+        match self.mode == TunnelMode::Full && !takes_outer_source()? {
+            true => Err(TunnelError::NoOuterSource),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Maps that exist with a mode only.
@@ -125,13 +141,11 @@ impl Tunnel {
         settings: TunnelSettings,
     ) -> Result<Self, TunnelError> {
         let mut loaded = programs.object_without_endpoint(FROM_NET.program, 0)?;
-        let wraps = settings.mode == TunnelMode::Full;
-        if wraps && !Programs::takes_outer_source(&mut loaded)? {
-            return Err(TunnelError::NoOuterSource);
-        }
+        settings.check_kernel(|| Programs::takes_outer_source(&mut loaded))?;
         let map = self::settings(&globals)?;
         // An agent that wrapped before this one had the blocks, and they are in the map.
         let wrapped = map.get(&0)?.is_some_and(|before| before.device != 0);
+        let wraps = settings.mode == TunnelMode::Full && wrapped;
         let status = TunnelStatus::default();
         status.change(|view| {
             settings.mode.as_str().clone_into(&mut view.mode);
@@ -144,7 +158,7 @@ impl Tunnel {
             programs,
             globals,
             loaded,
-            wraps: wraps && wrapped,
+            wraps,
             world: World::Unknown,
             status,
         };

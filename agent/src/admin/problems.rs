@@ -1,5 +1,7 @@
 //! Problems that `status` lists, one function for each.
 
+pub(super) mod tunnel;
+
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use agent_cluster::health::ClusterView;
@@ -7,7 +9,6 @@ use agent_core::{
     core::snapshot::Summary, first_of::first_of, kubernetes::unattended::LEFT,
     name_objects::MAX_OBJECTS,
 };
-use agent_datapath::tunnel::TunnelView;
 use daemon::lookup::Lookup;
 use shared_maps::EndpointId;
 
@@ -20,10 +21,23 @@ const PROXIES_CONNECT: Duration = Duration::from_secs(10);
 /// Maximum number of nodes that a problem lists.
 const NODES: usize = 10;
 
-/// Policy documents that are refused.
-pub(super) fn policies_refused(summary: &Summary) -> Option<String> {
-    let refused = summary.policies_rejected;
-    (refused > 0).then(|| format!("policy documents refused: {refused}; see `policy get`"))
+/// Policy documents that are refused: the first ones by name, and how many more there are.
+pub(super) fn policies_refused(summary: &Summary) -> impl Iterator<Item = String> + use<> {
+    let named = summary.refused.iter().map(|refused| {
+        let key = refused.key.iter().map(|key| format!(" ({key})"));
+        let key: String = key.collect();
+        format!(
+            "policy document refused: {}{key}: {}",
+            refused.source, refused.reason
+        )
+    });
+    let more = summary
+        .policies_rejected
+        .saturating_sub(summary.refused.len());
+    let more = (more > 0)
+        .then(|| format!("policy documents refused: {more} more, which `policy get` names"));
+    let all: Vec<String> = named.chain(more).collect();
+    all.into_iter()
 }
 
 /// Reports in the cluster that cannot be written.
@@ -55,25 +69,6 @@ pub(super) fn identities(identities: &IdentitiesView) -> impl Iterator<Item = St
         )
     });
     let all: Vec<String> = made.chain(led).chain(limited).chain(vanished).collect();
-    all.into_iter()
-}
-
-/// Problems of the tunnel: its programs or device are not as they should be, the blocks outside of
-/// the cluster are unknown or not all in use, or other nodes do not unwrap packets.
-pub(super) fn tunnel(tunnel: &TunnelView) -> impl Iterator<Item = String> + use<> {
-    let fault = tunnel.fault.iter();
-    let fault = fault.map(|fault| format!("the tunnel between nodes: {fault}"));
-    let world = tunnel.world_problem.iter().cloned();
-    let behind = Some(&tunnel.behind).filter(|behind| !behind.is_empty() && tunnel.wraps);
-    let behind = behind.map(|behind| {
-        format!(
-            "{} of the cluster's nodes do not unwrap packets, and pods there get none from this node: {}; start their \
-             agents with --high-scale-ipcache=decap-only",
-            behind.len(),
-            first_of(behind, NODES)
-        )
-    });
-    let all: Vec<String> = fault.chain(world).chain(behind).collect();
     all.into_iter()
 }
 
@@ -375,7 +370,7 @@ pub(super) fn objects_left_out(summary: &Summary) -> Option<String> {
 mod tests {
     use super::*;
     use agent_cluster::health::WatchHealth;
-    use agent_core::core::snapshot::FirewallSummary;
+    use agent_core::core::snapshot::{FirewallSummary, RejectedView};
 
     fn watch(kind: &str, has_listed: bool, seconds: u64, reason: Option<&str>) -> WatchHealth {
         WatchHealth {
@@ -385,6 +380,37 @@ mod tests {
             reason: reason.map(str::to_owned),
             ..WatchHealth::default()
         }
+    }
+
+    #[test]
+    fn refused_documents_are_named_and_others_counted() {
+        let world = RejectedView {
+            source: "policies/world.yaml".to_owned(),
+            key: Some("CiliumWorldCIDRs/outside".to_owned()),
+            reason: "spec.cidrs[0]: `x` is no block; write ADDRESS/LENGTH".to_owned(),
+        };
+        let torn = RejectedView {
+            source: "policies/torn.yaml".to_owned(),
+            key: None,
+            reason: "document 1: not YAML; correct it".to_owned(),
+        };
+        let of = |refused: &[&RejectedView], count: usize| {
+            let summary = Summary {
+                policies_rejected: count,
+                refused: refused.iter().copied().cloned().collect(),
+                ..Summary::default()
+            };
+            policies_refused(&summary).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[], 0), [""; 0]);
+        let named = [
+            "policy document refused: policies/world.yaml (CiliumWorldCIDRs/outside): spec.cidrs[0]: `x` is no block; \
+             write ADDRESS/LENGTH",
+            "policy document refused: policies/torn.yaml: document 1: not YAML; correct it",
+        ];
+        assert_eq!(of(&[&world, &torn], 2), named);
+        let more = "policy documents refused: 7 more, which `policy get` names";
+        assert_eq!(of(&[&world, &torn], 9), [named[0], named[1], more]);
     }
 
     #[test]

@@ -36,7 +36,16 @@ impl Admin {
         let identities = self.identities.as_ref().map(Identities::view);
         problems.extend(identities.iter().flat_map(problems::identities));
         let tunnel = self.tunnel.as_ref().map(TunnelStatus::view);
-        problems.extend(tunnel.iter().flat_map(problems::tunnel));
+        problems.extend(tunnel.iter().flat_map(problems::tunnel::of_view));
+        let has_api = cluster.is_some();
+        let alone = |tunnel| problems::tunnel::other_nodes_unknown(tunnel, has_api);
+        problems.extend(tunnel.iter().filter_map(alone));
+        if let Some(tunnel) = &tunnel {
+            let unknown = self.core.inspect(Core::without_shared_number).await?;
+            problems.extend(problems::tunnel::numbers_not_shared(
+                tunnel, &summary, &unknown,
+            ));
+        }
         let limits = self.core.inspect(Core::limits).await?;
         let endpoints = self.core.inspect(Core::endpoint_keys).await?;
         let quotas = quota::reached(&self.maps, endpoints).unwrap_or_else(|error| {

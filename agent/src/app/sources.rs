@@ -105,7 +105,7 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         .with_unattended(unattended)
         .with_pods(config.core.pods.clone());
     let router = match config.core.high_scale {
-        Some(_) => router.with_high_scale(),
+        Some(_) => router.with_high_scale(&config.node_name),
         None => router,
     };
     let (high_scale, of_tunnel) = watch::channel(HighScaleView::default());

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use agent_core::{core::CoreConfig, fqdn::refused::RefusedPrefixes};
+use agent_datapath::tunnel;
 
 use super::{
     Config, ConfigError, IdentityAllocation, RunArgs, high_scale_args::NodeSettings, relay_args,
@@ -67,13 +68,14 @@ fn core(args: &RunArgs) -> Result<CoreConfig, ConfigError> {
     })
 }
 
-fn node_settings(args: &RunArgs) -> NodeSettings {
+pub(super) fn node_settings(args: &RunArgs) -> NodeSettings {
     let is_cluster = args.identities.identity_allocation == IdentityAllocation::Cluster;
     NodeSettings {
         ipv4: args.enable_ipv4,
         ipv6: args.enable_ipv6,
         has_shared_identities: is_cluster || args.policy_dir.is_some(),
         knows_pod_blocks: args.cluster.source.kubernetes || !args.cluster.pod_cidr.is_empty(),
+        default_device: tunnel::default_device,
     }
 }
 

@@ -25,4 +25,5 @@ mod steer;
 mod to_pod;
 mod tunnel;
 mod tunnel_icmp;
+mod tunnel_vectors;
 mod tunnel_wire;

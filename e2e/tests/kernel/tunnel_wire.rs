@@ -546,7 +546,7 @@ fn tunnel_refuses_devices_and_ports_that_it_cannot_use() {
         };
         assert_eq!(
             refused(k)?,
-            "--high-scale-device eth0: there is no such device"
+            "--high-scale-device eth0: there is no such device; name one that `ip link` lists"
         );
         ip("tuntap add dev eth0 mode tun")?;
         assert!(
@@ -559,7 +559,7 @@ fn tunnel_refuses_devices_and_ports_that_it_cannot_use() {
         ip("link add flannel.1 type vxlan id 1 dstport 8472")?;
         let text = refused(k)?;
         assert!(
-            text.starts_with("--tunnel-port 8472: device flannel.1"),
+            text.starts_with("--tunnel-port 8472: the VXLAN device flannel.1"),
             "{text}"
         );
         assert_eq!(state(k)?, (Vec::new(), false), "something was attached");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::config::program;
-use holdfast_e2e::fleet::{DEVICE, Fleet, with_fleet};
+use holdfast_e2e::fleet::{DEVICE, Fleet, NODE_ONE, NODE_TWO, with_fleet};
 use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::policy::{CLIENT, WEB};
 use holdfast_e2e::raw_frames::RawFrames;
@@ -47,7 +47,7 @@ pub(super) fn other_is_recorded(lab: &Lab) -> Result<()> {
 }
 
 /// The same numbers on every node.
-fn identities() -> String {
+pub(super) fn identities() -> String {
     let document = |number, app| {
         format!(
             "---\napiVersion: cilium.io/v2\nkind: CiliumIdentity\nmetadata: {{name: \"{number}\"}}\n\
@@ -65,12 +65,32 @@ pub(super) fn options(mode: &str) -> AgentOptions {
 }
 
 /// Blocks outside of the cluster.
-const WORLD: &str = r#"
-apiVersion: cilium.io/v2alpha1
-kind: CiliumWorldCIDRs
-metadata: {name: outside}
-spec: {cidrs: [203.0.113.0/24, 192.0.2.0/24]}
-"#;
+const WORLD: &str = "[203.0.113.0/24, 192.0.2.0/24]";
+
+/// An object with blocks outside of the cluster.
+pub(super) fn world(name: &str, cidrs: &str) -> String {
+    format!(
+        "apiVersion: cilium.io/v2alpha1\nkind: CiliumWorldCIDRs\nmetadata: {{name: {name}}}\n\
+         spec: {{cidrs: {cidrs}}}\n"
+    )
+}
+
+/// Tells each node the address of the other one, which unwraps packets.
+pub(super) fn other_nodes(fleet: &Fleet<'_>) -> Result<()> {
+    for (lab, name, address) in [(fleet.one, "two", NODE_TWO), (fleet.two, "one", NODE_ONE)] {
+        lab.write_policy("nodes.yaml", &node(name, address))?;
+    }
+    Ok(())
+}
+
+/// The CiliumNode of a node that unwraps packets.
+pub(super) fn node(name: &str, address: Ipv4Addr) -> String {
+    format!(
+        "apiVersion: cilium.io/v2\nkind: CiliumNode\n\
+         metadata: {{name: {name}, annotations: {{holdfast.io/high-scale: decap-only}}}}\n\
+         spec: {{addresses: [{{type: InternalIP, ip: {address}}}]}}\n"
+    )
+}
 
 /// The pods of the test: on the first node a web server and another pod, on the second a client, which
 /// admits web servers only, and a web server.
@@ -92,7 +112,7 @@ pub(super) fn add_pods(fleet: &Fleet<'_>) -> Result<Pods> {
 
 pub(super) fn documents(lab: &Lab) -> Result<()> {
     lab.write_policy("identities.yaml", &identities())?;
-    lab.write_policy("world.yaml", WORLD)?;
+    lab.write_policy("world.yaml", &world("outside", WORLD))?;
     lab.write_policy("in.yaml", POLICY)
 }
 
@@ -150,6 +170,7 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
         for lab in [fleet.one, fleet.two] {
             documents(lab)?;
         }
+        other_nodes(fleet)?;
         let _one = fleet.one.start_agent(&options("full"))?;
         let _two = fleet.two.start_agent(&options("full"))?;
         add_endpoints(fleet, &pods)?;
@@ -160,6 +181,7 @@ fn high_scale_policy_by_labels_needs_no_address_of_the_other_node_s_pods() {
                     status.contains("wraps packets of at most 1450 bytes"),
                     "{status}"
                 );
+                ensure!(status.contains("other nodes known: 1"), "{status}");
                 ensure!(!status.contains("PROBLEM"), "{status}");
             }
             Ok(())
@@ -249,25 +271,41 @@ fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
                 Ok(())
             })
         };
-        says("wraps nothing, because there is no CiliumWorldCIDRs")?;
+        says("wraps nothing, because no CiliumWorldCIDRs object is in force")?;
         assert!(!wraps(fleet, &pods, to)?, "without an object");
         // A list that cannot be read is no list.
-        for bad in ["[203.0.113.0/33]", "[\"2001:db8::/32\"]", "203.0.113.0/24"] {
-            let text = WORLD.replace("[203.0.113.0/24, 192.0.2.0/24]", bad);
-            fleet.one.write_policy("world.yaml", &text)?;
-            says("policy documents refused: 1")?;
+        for (bad, field) in [
+            ("[203.0.113.0/33]", "spec.cidrs[0]: `203.0.113.0/33`"),
+            (
+                "[203.0.113.0/24, \"2001:db8::/32\"]",
+                "spec.cidrs[1]: `2001:db8::/32` is a block of IPv6; remove it",
+            ),
+            ("203.0.113.0/24", "spec.cidrs: "),
+        ] {
+            fleet
+                .one
+                .write_policy("world.yaml", &world("outside", bad))?;
+            // The file, the object and the field.
+            says(&format!("world.yaml (CiliumWorldCIDRs/outside): {field}"))?;
+            let status = fleet.one.agent_json(&["status"])?;
+            let refused = &status["summary"]["refused"][0];
+            assert_eq!(refused["key"], "CiliumWorldCIDRs/outside", "{status}");
             assert!(!wraps(fleet, &pods, to)?, "{bad}");
         }
-        fleet.one.write_policy("world.yaml", WORLD)?;
+        fleet
+            .one
+            .write_policy("world.yaml", &world("outside", WORLD))?;
         says("wraps packets of at most 1450 bytes; 2 blocks outside of the cluster")?;
         assert!(wraps(fleet, &pods, to)?, "with an object");
         // The last good list stays in force.
         let bad = WORLD.replace("203.0.113.0/24", "203.0.113.0/33");
-        fleet.one.write_policy("world.yaml", &bad)?;
-        says("policy documents refused: 1")?;
+        fleet
+            .one
+            .write_policy("world.yaml", &world("outside", &bad))?;
+        says("world.yaml (CiliumWorldCIDRs/outside): spec.cidrs[0]: `203.0.113.0/33`")?;
         assert!(wraps(fleet, &pods, to)?, "with the last good list");
         fleet.one.remove_policy("world.yaml")?;
-        says("wraps nothing, because there is no CiliumWorldCIDRs")?;
+        says("wraps nothing, because no CiliumWorldCIDRs object is in force")?;
         assert!(!wraps(fleet, &pods, to)?, "the object is gone");
         Ok(())
     });

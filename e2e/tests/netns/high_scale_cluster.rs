@@ -79,7 +79,7 @@ fn high_scale_blocks_outside_come_change_and_go_as_objects() {
                 Ok(())
             })
         };
-        says(&["wraps nothing, because there is no CiliumWorldCIDRs"])?;
+        says(&["wraps nothing, because no CiliumWorldCIDRs object is in force"])?;
         api.put(world("outside", &["203.0.113.0/24", "192.0.2.0/24"]))?;
         says(&["wraps packets of at most 1450 bytes; 2 blocks outside of the cluster"])?;
         blocks(&["203.0.113.0/24", "192.0.2.0/24"])?;
@@ -92,7 +92,9 @@ fn high_scale_blocks_outside_come_change_and_go_as_objects() {
         // A definition of another release may let these pass.
         for bad in ["203.0.113.0/33", "2001:db8::/32", "300.0.0.0/8", ""] {
             api.put(world("outside", &["10.9.0.0/16", bad]))?;
-            says(&["policy documents refused: 1"])?;
+            says(&[
+                "policy document refused: cluster (CiliumWorldCIDRs/outside): spec.cidrs[1]: ",
+            ])?;
             eventually("the refused object is named", SOON, || {
                 let got = fleet.one.agent(&["policy", "get"])?;
                 let named =
@@ -110,7 +112,7 @@ fn high_scale_blocks_outside_come_change_and_go_as_objects() {
         blocks(&[])?;
         says(&["wraps packets of at most 1450 bytes; 0 blocks outside of the cluster"])?;
         api.delete(WORLD, "", "outside")?;
-        says(&["wraps nothing, because there is no CiliumWorldCIDRs"])
+        says(&["wraps nothing, because no CiliumWorldCIDRs object is in force"])
     });
 }
 
@@ -295,14 +297,17 @@ fn high_scale_pruning_too_early_is_announced_before_it_hurts() {
             ensure!(!status.contains("do not unwrap packets"), "{status}");
             Ok(())
         })?;
-        // A node that does not unwrap is named, and nothing else.
-        api.edit("ciliumnodes", "", "n1", |node| {
-            node["metadata"]["annotations"]["holdfast.io/high-scale"] = json!("off");
-        })?;
+        // A node that does not unwrap is named, and nothing else. No agent corrects its CiliumNode.
+        api.put(json!({
+            "apiVersion": "cilium.io/v2", "kind": "CiliumNode",
+            "metadata": {"name": "n3", "annotations": {"holdfast.io/high-scale": "off"}},
+            "spec": {"addresses": []},
+        }))?;
         fleet.two.status_has(
             SOON,
-            &["1 of the cluster's nodes do not unwrap packets, and pods there get none from this node: n1;"],
+            &["1 of the cluster's nodes do not unwrap packets, and pods there get none from this node: n3;"],
         )?;
+        api.delete("ciliumnodes", "", "n3")?;
         // Once it wraps, nothing more is counted.
         stop(&mut one)?;
         one = Some(fleet.one.start_agent(&in_cluster(&api, "n1", "full"))?);

@@ -1,5 +1,5 @@
 //! Packets of the tunnel that others make up, and where real ones do not go.
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,7 +15,9 @@ use holdfast_e2e::{Netns, eventually};
 use shared_maps::event::Reason;
 use shared_maps::tunnel::DEFAULT_PORT;
 
-use super::high_scale::{OF_OTHER, OF_WEB, POLICY, PORT, SOON, is_ipv4};
+use super::high_scale::{
+    NEVER, OF_OTHER, OF_WEB, POLICY, PORT, SOON, connects, is_ipv4, other_nodes,
+};
 use super::high_scale_traffic::{seen, start};
 
 /// A datagram of the pods in the tunnel's headers, as the network would see it.
@@ -229,9 +231,7 @@ fn high_scale_sends_nothing_of_the_tunnel_to_the_world_nodes_or_local_pods() {
         let wire = RawFrames::open(fleet.router())?;
         let local = RawFrames::open(&pods.client.netns)?;
         pods.web.expect_open(at(web4(10), 80))?;
-        let known = "apiVersion: cilium.io/v2\nkind: CiliumNode\nmetadata: {name: two}\n\
-                     spec: {addresses: [{type: InternalIP, ip: 192.0.9.2}]}\n";
-        fleet.one.write_policy("node.yaml", known)?;
+        other_nodes(fleet)?;
         eventually("the other node is known", SOON, || {
             ensure!(fleet.one.is_plumbed(NODE_TWO.into())?, "it is not");
             Ok(())
@@ -245,6 +245,39 @@ fn high_scale_sends_nothing_of_the_tunnel_to_the_world_nodes_or_local_pods() {
         let (of_tunnel, plain) = seen(&local)?;
         ensure!(of_tunnel == 0, "{of_tunnel} packets of the tunnel");
         ensure!(plain > 4, "{plain} packets between pods of a node");
+        Ok(())
+    });
+}
+
+/// Without an API server, an agent learns the addresses of other nodes from documents alone.
+#[test]
+fn high_scale_packets_to_nodes_that_are_unknown_are_lost_and_status_says_so() {
+    with_fleet(|fleet| {
+        let running = start(fleet)?;
+        let web = &running.pods.web;
+        let to = SocketAddr::from((NODE_TWO, PORT));
+        let _server = fleet.two.node.enter(|| TcpListener::bind(to))??;
+        let unknown = "no CiliumNode document of another node is known";
+        fleet
+            .one
+            .status_has(SOON, &[unknown, "other nodes known: 0"])?;
+        let before = fleet.one.counted(Reason::Wrapped)?;
+        ensure!(
+            !connects(web, to, NEVER)?,
+            "connected to a node that is unknown"
+        );
+        ensure!(fleet.one.counted(Reason::Wrapped)? > before, "not wrapped");
+        other_nodes(fleet)?;
+        eventually("the other node is known", SOON, || {
+            let status = fleet.one.agent(&["status"])?;
+            ensure!(status.contains("other nodes known: 1"), "{status}");
+            ensure!(!status.contains("PROBLEM"), "{status}");
+            ensure!(fleet.one.is_plumbed(NODE_TWO.into())?, "it has no entry");
+            Ok(())
+        })?;
+        let before = fleet.one.counted(Reason::Wrapped)?;
+        ensure!(connects(web, to, SOON)?, "no connection to a known node");
+        ensure!(fleet.one.counted(Reason::Wrapped)? == before, "wrapped");
         Ok(())
     });
 }

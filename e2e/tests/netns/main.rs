@@ -41,6 +41,7 @@ mod high_scale_cluster;
 mod high_scale_dns;
 mod high_scale_forged;
 mod high_scale_migration;
+mod high_scale_refused;
 mod high_scale_traffic;
 mod identity_changes;
 mod idle_connections;

@@ -129,9 +129,9 @@ impl Router {
         Self { unattended, ..self }
     }
 
-    /// The same, with the objects about the tunnel between nodes.
-    pub fn with_high_scale(self) -> Self {
-        let high_scale = Some(HighScaleObjects::default());
+    /// The same, with the objects about the tunnel between nodes. `own` is the name of this node.
+    pub fn with_high_scale(self, own: &str) -> Self {
+        let high_scale = Some(HighScaleObjects::new(own));
         Self { high_scale, ..self }
     }
 

@@ -40,6 +40,9 @@ pub struct Summary {
     /// Policies in force; documents of other kinds do not count.
     pub policies: usize,
     pub policies_rejected: usize,
+    /// The first few of the documents that are refused, with reasons that may be cut short.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RejectedView>,
     /// Allocated identities of addresses outside the cluster.
     pub local_identities: usize,
     /// Local identities with the label of a name.
@@ -346,4 +349,22 @@ pub struct RejectedView {
     pub key: Option<String>,
     /// Why it is refused, with the field and the remedy.
     pub reason: String,
+}
+
+impl RejectedView {
+    /// The same, with at most `most` characters in each text.
+    pub(super) fn cut_to(self, most: usize) -> Self {
+        Self {
+            source: cut(self.source, most),
+            key: self.key.map(|key| cut(key, most)),
+            reason: cut(self.reason, most),
+        }
+    }
+}
+
+fn cut(text: String, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }

@@ -38,6 +38,7 @@ mod random_network_policies;
 mod readdressed;
 mod rebinding;
 mod reconcile;
+mod refused_documents;
 mod refused_firewalls;
 mod restart;
 mod scenario;

@@ -6,7 +6,7 @@ pub mod standing;
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use shared_maps::{EndpointId, IdentityId};
+use shared_maps::{EndpointId, IdentityId, tunnel};
 
 use dns_policy::{
     name::Fqdn,
@@ -26,11 +26,15 @@ use crate::{
     fqdn::{cache::EndpointNames, servers::NameServers},
     kubernetes::external_ips::ExternalIps,
     named_port::NamedPorts,
-    policy::repository::is_about,
+    policy::{document::PolicyError, repository::is_about},
 };
 
 /// Maximum number of endpoints whose problem a summary spells out.
 const MAX_PROBLEMS: usize = 8;
+/// Maximum number of refused documents in a summary.
+const MAX_REFUSED: usize = 3;
+/// Maximum number of characters of each text about one of these documents: an author may write a value of any length.
+const MAX_REASON: usize = 300;
 
 impl Core {
     /// Number and key of each endpoint.
@@ -44,6 +48,15 @@ impl Core {
     /// Interfaces with programs of a number of an earlier run that no endpoint has.
     pub fn left_behind(&self) -> Vec<(EndpointId, u32)> {
         self.state.endpoints.left().iter().collect()
+    }
+
+    /// Endpoints whose number other nodes do not know: their packets in the tunnel carry `reserved:init`. The pod of
+    /// each, or its key if it is no pod.
+    pub fn without_shared_number(&self) -> Vec<String> {
+        let unknown = self.state.endpoints.iter();
+        let unknown = unknown.filter(|e| tunnel::vni_of_endpoint(e.identity) != e.identity.0);
+        let names = unknown.map(|e| e.spec.pod.as_ref().unwrap_or(&e.spec.key).clone());
+        names.collect()
     }
 
     /// How far limits are used up. If each endpoint has such a limit for itself, the highest use
@@ -109,6 +122,14 @@ impl Core {
     }
 }
 
+fn refused(error: &PolicyError) -> RejectedView {
+    RejectedView {
+        source: error.source_name.clone(),
+        key: error.key.clone(),
+        reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
+    }
+}
+
 fn limit(what: &str, used: usize, most: Option<usize>) -> LimitView {
     LimitView {
         what: what.to_owned(),
@@ -137,6 +158,7 @@ impl State {
                 .collect(),
             policies: self.policies_in_force(),
             policies_rejected: self.policy.rejected().len(),
+            refused: self.named_refusals(),
             local_identities: self.numbers.local_len(),
             fqdn_identities: self.numbers.budget().len(),
             fqdn_combinations: self.numbers.budget().combinations(),
@@ -188,11 +210,7 @@ impl State {
             })
             .collect();
         identities.sort_by_key(|identity| identity.id);
-        let rejected = self.policy.rejected().iter().map(|error| RejectedView {
-            source: error.source_name.clone(),
-            key: error.key.clone(),
-            reason: format!("{}: {}; {}", error.field, error.reason, error.remedy),
-        });
+        let rejected = self.policy.rejected().iter().map(refused);
         let waiting = self.endpoints.waiting().map(|(spec, reason)| RejectedView {
             source: ENDPOINT.to_owned(),
             key: Some(spec.key.clone()),
@@ -231,6 +249,14 @@ impl State {
         let full = self.endpoints.iter();
         full.filter(|endpoint| endpoint.problem.is_some() && !hold.has(endpoint.id))
             .count()
+    }
+
+    /// The documents that `status` names.
+    fn named_refusals(&self) -> Vec<RejectedView> {
+        let first = self.policy.rejected().iter().take(MAX_REFUSED);
+        first
+            .map(|error| refused(error).cut_to(MAX_REASON))
+            .collect()
     }
 
     fn endpoint_problems(&self) -> Vec<String> {

@@ -31,7 +31,7 @@ pub enum World {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HighScaleView {
     pub world: World,
-    /// Nodes that have a CiliumNode, and their modes as those name them. None: it names none that is known.
+    /// Other nodes that have a CiliumNode, and their modes as those name them. None: it names none that is known.
     pub nodes: Arc<BTreeMap<String, Option<TunnelMode>>>,
 }
 
@@ -47,6 +47,8 @@ impl HighScaleView {
 /// The objects, by key.
 #[derive(Debug, Default)]
 pub(crate) struct HighScaleObjects {
+    /// Name of this node.
+    own: String,
     world: BTreeMap<String, WorldCidrs>,
     nodes: BTreeMap<String, Option<TunnelMode>>,
     is_listed: bool,
@@ -54,6 +56,14 @@ pub(crate) struct HighScaleObjects {
 }
 
 impl HighScaleObjects {
+    /// No objects yet. `own` is the name of this node.
+    pub(crate) fn new(own: &str) -> Self {
+        Self {
+            own: own.to_owned(),
+            ..Self::default()
+        }
+    }
+
     /// Takes a document that is new or changed.
     pub(crate) fn put(&mut self, document: &PolicyDocument) {
         match &document.body {
@@ -61,7 +71,7 @@ impl HighScaleObjects {
                 let before = self.world.insert(document.key.clone(), blocks.clone());
                 self.is_changed |= before.as_ref() != Some(blocks);
             }
-            Body::Node(node) if is_of_agent(&document.key) => {
+            Body::Node(node) if is_of_agent(&document.key) && node.name != self.own => {
                 let mode = node.high_scale;
                 let before = self.nodes.insert(node.name.clone(), mode);
                 self.is_changed |= before != Some(mode);

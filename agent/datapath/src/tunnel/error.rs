@@ -10,21 +10,24 @@ use super::super::program::ProgramError;
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelError {
     /// A native device is not there.
-    #[error("--high-scale-device {0}: there is no such device")]
+    #[error("--high-scale-device {0}: there is no such device; name one that `ip link` lists")]
     NoDevice(String),
     /// A native device's packets have no Ethernet header.
-    #[error("--high-scale-device {0}: not an Ethernet device; its packets cannot be wrapped")]
+    #[error(
+        "--high-scale-device {0}: not an Ethernet device, so that its packets cannot be wrapped; name the Ethernet \
+         device that leads to other nodes"
+    )]
     NotEthernet(String),
     /// Another tunnel has the port.
     #[error(
-        "--tunnel-port {port}: device {device} uses this port; choose another one, the same on all \
+        "--tunnel-port {port}: the VXLAN device {device} uses this port; choose another port, the same one on all \
          nodes"
     )]
     PortInUse { port: u16, device: String },
     /// The kernel writes an address of its own into what it wraps.
     #[error(
-        "--high-scale-ipcache: the kernel does not take the source of wrapped packets from a program; \
-         Linux 6.0 does"
+        "--high-scale-ipcache full: this kernel does not let a program set the source address of wrapped packets; use \
+         Linux 6.0 or later, or the mode decap-only"
     )]
     NoOuterSource,
     /// The netlink socket cannot be used.

@@ -28,6 +28,9 @@ pub struct TunnelView {
     /// Why the programs or the device are not as they should be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+    /// Other nodes that have a CiliumNode; none = the objects are not listed yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_nodes: Option<usize>,
     /// Nodes whose CiliumNode does not say that they unwrap packets; empty unless this node wraps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<String>,
@@ -57,12 +60,16 @@ pub(super) fn problem(world: &World, mode: TunnelMode, wraps: bool) -> Option<St
             "--high-scale-ipcache full wraps nothing yet: CiliumWorldCIDRs are not listed".to_owned()
         }),
         World::Absent => is_full.then(|| {
-            "--high-scale-ipcache full wraps nothing, because there is no CiliumWorldCIDRs: it would wrap packets to \
+            "--high-scale-ipcache full wraps nothing, because no CiliumWorldCIDRs object is in force: it would wrap packets to \
              the Internet; create one with the blocks outside of the cluster, or with cidrs: [] if there are none"
                 .to_owned()
         }),
         World::TooMany(too_many) => Some(format!(
-            "CiliumWorldCIDRs: {too_many}, and the list before stays in force; write wider blocks"
+            "CiliumWorldCIDRs: {too_many}, and {}; write wider blocks",
+            match is_full && !wraps {
+                true => "no packet is wrapped",
+                false => "the list before stays in force",
+            }
         )),
     }
 }

@@ -77,9 +77,13 @@ impl Tunnel {
             true => objects.behind().map(str::to_owned).collect(),
             false => Vec::new(),
         };
+        let is_listed = objects.world != World::Unknown;
         self.world = objects.world;
         self.report_world(count);
-        self.status.change(|view| view.behind = behind);
+        self.status.change(|view| {
+            view.behind = behind;
+            view.other_nodes = is_listed.then_some(objects.nodes.len());
+        });
         Ok(())
     }
 

@@ -1,12 +1,14 @@
 //! Identities that come with packets: policies select them without any address.
 
+mod vectors;
+
 use shared_maps::{
     ipcache::IpcacheKey,
     policy::{EGRESS, INGRESS, PolicyKey},
 };
 
 use super::{
-    pods::{Member, WEB_TO_DB, pod},
+    pods::{Member, WEB_TO_DB, of_pod, pod},
     scenario::{Node, spec},
 };
 use crate::{
@@ -133,4 +135,15 @@ fn high_scale_blocks_inside_the_pods_blocks_open_and_the_world_does_not() {
         let map = &member.node.datapath.policy[&member.node.id()];
         assert_eq!(map.contains_key(&key), opens, "{block}: {identity:?}");
     }
+}
+
+#[test]
+fn high_scale_endpoints_without_a_number_of_the_cluster_are_known() {
+    let mut member = Member::with(with_mode(Some(TunnelMode::Full)), WEB_FROM_DB);
+    member.put(&pod("db-0", "db", "10.0.0.8"));
+    member.node.endpoint(of_pod("db", 8, "default/db-0"));
+    let unknown = |member: &Member| member.node.core.without_shared_number();
+    assert_eq!(unknown(&member), ["web", "default/db-0"]);
+    member.put(&super::pod_identities::identity(4242, "db"));
+    assert_eq!(unknown(&member), ["web"]);
 }

@@ -89,8 +89,9 @@ fn high_scale_too_many_blocks_of_all_objects_are_refused_whole() {
 
 #[test]
 fn high_scale_nodes_that_do_not_unwrap_are_named() {
-    let mut objects = HighScaleObjects::default();
+    let mut objects = HighScaleObjects::new("own");
     for (name, annotation) in [
+        ("own", ""),
         ("a", "holdfast.io/high-scale: full"),
         ("b", "holdfast.io/high-scale: decap-only"),
         ("c", "holdfast.io/high-scale: \"off\""),
@@ -101,6 +102,7 @@ fn high_scale_nodes_that_do_not_unwrap_are_named() {
     }
     let view = objects.take().unwrap();
     assert_eq!(view.behind().collect::<Vec<_>>(), ["c", "d", "e"]);
+    assert_eq!(view.nodes.len(), 5);
     put(
         &mut objects,
         &node("c", "holdfast.io/high-scale: decap-only"),

@@ -112,8 +112,12 @@ fn tunnel_state(tunnel: &TunnelView) -> String {
         true => format!("wraps packets of at most {} bytes", tunnel.inner_mtu),
         false => "wraps nothing".to_owned(),
     };
+    let nodes = tunnel.other_nodes.iter();
+    let nodes: String = nodes
+        .map(|count| format!("; other nodes known: {count}"))
+        .collect();
     format!(
-        "{}, on {}, UDP port {}; {wraps}; {blocks}",
+        "{}, on {}, UDP port {}; {wraps}; {blocks}{nodes}",
         tunnel.mode,
         tunnel.devices.join(", "),
         tunnel.port

@@ -73,3 +73,6 @@ impl State {
         !self.kept.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -90,6 +90,8 @@ mod spine;
 mod spoofed_from_uplink;
 mod spoofing;
 mod standby;
+mod standby_loop;
+mod standby_state;
 mod startup_taint;
 mod state_dirs;
 mod status;

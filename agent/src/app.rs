@@ -371,7 +371,11 @@ impl Agent {
             local: sources.local.clone(),
             high_scale: sources.high_scale.clone(),
         };
-        let succession = Succession::new(&config, owner);
+        let succession = Succession::new(
+            owner,
+            &config.flags.admin_socket,
+            config.flags.standby.standby_expected,
+        );
         let about = pages::About {
             sources,
             damaged: Arc::new(damaged),

@@ -10,10 +10,7 @@ use dns_policy::wall_time;
 use serde::{Deserialize, Serialize};
 
 use super::client::Client;
-use crate::{
-    config::Config,
-    owner::{OwnerRecord, OwnerView},
-};
+use crate::owner::{OwnerRecord, OwnerView};
 
 /// Longest time for a standby's answer.
 const WITHIN: Duration = Duration::from_millis(500);
@@ -77,11 +74,12 @@ pub struct Succession {
 }
 
 impl Succession {
-    pub(crate) fn new(config: &Config, record: OwnerRecord) -> Self {
+    /// `socket` is the owner's admin socket.
+    pub fn new(record: OwnerRecord, socket: &Path, is_expected: bool) -> Self {
         Self {
             record,
-            socket: config.flags.admin_socket.clone(),
-            is_expected: config.flags.standby.standby_expected,
+            socket: socket.to_owned(),
+            is_expected,
         }
     }
 

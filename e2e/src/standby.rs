@@ -38,11 +38,16 @@ pub fn second(lab: &Lab, name: &str, options: &AgentOptions) -> Result<Program> 
 /// As [`second`], until it waits for the owner's end.
 pub fn standing_by(lab: &Lab, name: &str, options: &AgentOptions) -> Result<Program> {
     let standby = second(lab, name, options)?;
-    eventually("it stands by", SOON, || {
-        ensure!(standby.log().contains(STANDING_BY), "{}", standby.log());
-        Ok(())
-    })?;
+    stands_by(&standby)?;
     Ok(standby)
+}
+
+/// Waits until an agent waits for the owner's end.
+pub fn stands_by(agent: &Program) -> Result<()> {
+    eventually("it stands by", SOON, || {
+        ensure!(agent.log().contains(STANDING_BY), "{}", agent.log());
+        Ok(())
+    })
 }
 
 /// Waits until this agent is the one that answers, and ready.
@@ -93,6 +98,17 @@ pub fn with_value(command: &Command, flag: &str, value: &Path) -> Command {
         });
         is_value = argument == flag;
     }
+    copy_environment(command, &mut changed);
+    changed
+}
+
+/// The command with its metrics on another port.
+pub fn with_metrics(command: &Command, port: u16) -> Command {
+    let mut changed = Command::new(command.get_program());
+    let is_metrics =
+        |argument: &&std::ffi::OsStr| argument.to_string_lossy().starts_with("--metrics-address=");
+    changed.args(command.get_args().filter(|argument| !is_metrics(argument)));
+    changed.arg(format!("--metrics-address=127.0.0.1:{port}"));
     copy_environment(command, &mut changed);
     changed
 }

@@ -127,6 +127,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = record.asked_to_end() => {}
         () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
     }
     manager.stopping();

@@ -15,6 +15,7 @@ use std::{
 use dns_policy::{boot_time::BootTime, wall_time};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 use self::{
     file::{OwnerFile, Run},
@@ -136,6 +137,8 @@ struct Inner {
     stopped: AtomicBool,
     /// One write at a time.
     writing: Mutex<()>,
+    /// Notified when this agent should end.
+    step_aside: Notify,
 }
 
 impl OwnerRecord {
@@ -178,6 +181,16 @@ impl OwnerRecord {
     pub(crate) fn stopped(&self) {
         self.0.stopped.store(true, Ordering::Release);
         self.write();
+    }
+
+    /// Makes this agent end, so that its standby takes over.
+    pub(crate) fn ask_to_end(&self) {
+        self.0.step_aside.notify_one();
+    }
+
+    /// Returns when this agent should end.
+    pub(crate) async fn asked_to_end(&self) {
+        self.0.step_aside.notified().await;
     }
 
     pub(crate) fn view(&self) -> OwnerView {

@@ -7,6 +7,7 @@
 //! Until then it writes nothing but its socket.
 
 mod page;
+mod trial;
 mod warm;
 mod watched;
 
@@ -23,7 +24,7 @@ use dns_policy::boot_time::BootTime;
 use shared_maps::{pin, user::boot_id};
 use tokio::sync::oneshot;
 
-use self::{page::Page, watched::Watched};
+use self::{page::Page, trial::Trial, watched::Watched};
 use crate::{
     config::{Config, Settings, Standby},
     epoch::{StateDirError, StateDirLock},
@@ -93,7 +94,8 @@ pub(crate) async fn wait(
     let warm = warm::load(config).await;
     let holder = BpfRootLock::holder(root)?;
     let watched = Watched::new(config, holder);
-    let page = Page::serve(config, &watched).await?;
+    let trial = Trial::new(config, warm.as_ref().err().cloned());
+    let page = Page::serve(config, &watched, trial).await?;
     tracing::info!(
         owner = holder,
         "standing by: this agent takes over when the owner of the node ends"
@@ -123,7 +125,7 @@ pub(crate) async fn wait(
         );
     }
     let begin = Begin::Takeover {
-        warm: warm.map(Box::new),
+        warm: warm.ok().map(Box::new),
         keeps_endpoints,
     };
     Ok(Taken {

@@ -3,6 +3,7 @@
 
 pub(crate) mod bpf;
 mod cluster;
+mod handover;
 mod identity;
 mod netpol;
 pub(crate) mod observe;
@@ -69,6 +70,7 @@ pub(crate) async fn run(command: Command) -> Result<()> {
                 show::status(status, args.verbose)
             })
         }
+        Command::Handover(args) => handover::run(&args).await,
         Command::Health { what, client } => health(what, &client).await,
         Command::Version(args) => version(&args).await,
         Command::Endpoint(command) => endpoint(command).await,

@@ -37,7 +37,7 @@ use super::{
     model::{Done, Policies, Why},
     problems,
     query::parameter,
-    standby::{OWNER, Succession},
+    standby::{OWNER, STEP_ASIDE, Succession},
     why::{self, Question},
 };
 use crate::{
@@ -125,6 +125,7 @@ impl Admin {
         let get = method == Method::GET;
         match path.as_str() {
             "/v1/status" if get => render(&self.status().await?),
+            STEP_ASIDE if method == Method::POST => render(&self.succession.step_aside().await?),
             OWNER if get => render(&self.succession.record.view()),
             "/v1/endpoints" if get => render(&self.core.snapshot().await?.endpoints),
             "/v1/endpoint" if get => {

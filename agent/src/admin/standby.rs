@@ -7,15 +7,26 @@ use std::{
 };
 
 use dns_policy::wall_time;
-use serde::{Deserialize, Serialize};
+use hyper::StatusCode;
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 
-use super::client::Client;
-use crate::owner::{OwnerRecord, OwnerView};
+use super::{
+    client::{Client, ClientError},
+    model::Done,
+};
+use crate::{
+    owner::{OwnerRecord, OwnerView},
+    refusal::Refusal,
+};
 
 /// Longest time for a standby's answer.
 const WITHIN: Duration = Duration::from_millis(500);
 /// Path on the owner's socket: how it came to own the node. The answer needs no other part of the agent.
 pub(crate) const OWNER: &str = "/v1/owner";
+/// Path on the owner's socket: it ends, so that its standby takes over.
+pub(crate) const STEP_ASIDE: &str = "/v1/step-aside";
+/// Path on the standby's socket: it reads the owner's files and maps as at a takeover.
+pub(crate) const TRIAL: &str = "/v1/trial";
 /// Path of the answer on the standby's socket.
 pub(crate) const PATH: &str = "/v1/standby";
 
@@ -55,6 +66,22 @@ impl StandbyView {
         }
     }
 
+    /// Makes the standby of the owner with this admin socket take over, if it can read what the owner has written.
+    ///
+    /// # Errors
+    /// None stands by, it could not take over well, or the owner does not answer. The owner goes on.
+    pub async fn hand_over(admin_socket: &Path) -> Result<Self, ClientError> {
+        let standby = Client::of_standby(&socket(admin_socket));
+        let waiting: Self = standby.get(PATH).await?;
+        let _ready: IgnoredAny = standby.post(TRIAL, &()).await?;
+        let owner = Client::new(admin_socket);
+        match owner.post::<Done>(STEP_ASIDE, &()).await {
+            // An owner that ends may not send its answer any more.
+            Ok(_) | Err(ClientError::Answer { .. }) => Ok(waiting),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The standby of the owner with this admin socket, if it answers.
     pub async fn beside(admin_socket: &Path) -> Option<Self> {
         let client = Client::new(&socket(admin_socket));
@@ -86,6 +113,24 @@ impl Succession {
     /// The agent that stands by, if one answers.
     pub(crate) async fn standby(&self) -> Option<StandbyView> {
         StandbyView::beside(&self.socket).await
+    }
+
+    /// Ends this agent as SIGTERM does, if another one takes its place.
+    pub(super) async fn step_aside(&self) -> Result<Done, Refusal> {
+        let Some(standby) = self.standby().await else {
+            let text = "no agent stands by beside this one, so that it goes on; start another one with --standby";
+            return Err(Refusal::new(StatusCode::CONFLICT, text));
+        };
+        tracing::info!(
+            standby = standby.pid,
+            version = standby.version,
+            "this agent ends on request, and the agent that stands by takes over"
+        );
+        self.record.ask_to_end();
+        Ok(Done {
+            message: format!("this agent ends, and pid {} takes over", standby.pid),
+            ..Done::default()
+        })
     }
 
     /// Whether no agent stands by although one should; `None` = none has to.

@@ -4,7 +4,7 @@
 //! An agent in the place of another one, on the same network, often has the same metrics address. Then the owner has it,
 //! and the standby gets it with the takeover.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use daemon::{
@@ -18,12 +18,13 @@ use hyper::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::watched::Watched;
+use super::{trial::Trial, watched::Watched};
 use crate::{
-    admin::standby::{PATH, socket},
+    admin::standby::{PATH, TRIAL, socket},
     config::Config,
     grpc::peer,
     listener::{Listener, Listeners},
+    refusal::{self, Refusal},
 };
 
 /// Serves until it is closed.
@@ -35,18 +36,19 @@ pub(super) struct Page {
 
 impl Page {
     /// Binds the socket, and the metrics address if it is free.
-    pub(super) async fn serve(config: &Config, watched: &Watched) -> Result<Self> {
+    pub(super) async fn serve(config: &Config, watched: &Watched, trial: Trial) -> Result<Self> {
         let path = socket(&config.flags.admin_socket);
         let listener = peer::bind(&path, None).context("the socket of the standby")?;
         let limits = Listeners::new(Descriptors::raise().limit());
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let trial = Arc::new(trial);
         let (of_page, of_metrics) = (watched.clone(), watched.clone());
         let serving = http_server::serve(
             Socket::Unix(listener),
             limits.admission(Listener::Admin),
             move |request: Request<Incoming>| {
-                let answer = of_socket(request.uri().path(), &of_page);
-                async move { answer }
+                let (watched, trial) = (of_page.clone(), Arc::clone(&trial));
+                async move { of_socket(request.uri().path(), &watched, trial).await }
             },
             tasks.clone(),
             stop.clone(),
@@ -94,8 +96,15 @@ impl Drop for Page {
     }
 }
 
-fn of_socket(path: &str, watched: &Watched) -> Response<Full<Bytes>> {
+async fn of_socket(path: &str, watched: &Watched, trial: Arc<Trial>) -> Response<Full<Bytes>> {
     match path {
+        TRIAL => {
+            let tried = tokio::task::spawn_blocking(move || trial.run()).await;
+            let tried = tried.map_err(|error| Refusal::internal(&error));
+            let refused = |reason| Refusal::new(StatusCode::CONFLICT, reason);
+            let tried = tried.and_then(|tried| tried.map_err(refused));
+            refusal::answer(tried.map(|()| b"{}".to_vec()))
+        }
         PATH => match serde_json::to_vec(&watched.view()) {
             Ok(view) => answer(StatusCode::OK, JSON, view),
             Err(error) => not_written(&error.to_string()),

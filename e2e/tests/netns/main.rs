@@ -35,6 +35,7 @@ mod full_disk;
 mod full_maps;
 mod guide;
 mod ha_table;
+mod handover;
 mod high_scale;
 mod high_scale_cluster;
 mod high_scale_dns;

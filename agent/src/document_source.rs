@@ -44,7 +44,7 @@ use crate::{
 const BATCHES: usize = 64;
 /// Maximum objects that the task reads itself: passing so few to another thread and back is more work.
 const FEW: usize = 16;
-/// How long the watches may take for their first lists before a stored listing stands in.
+/// How long the watches may take for their first lists before the stored list is used.
 const STANDS_IN: Duration = Duration::from_secs(15);
 
 /// The receiver of changes has ended.
@@ -125,15 +125,15 @@ struct Reader<C> {
     has_listed: bool,
     /// Takes changes of the cluster that have to be stored.
     pending: Arc<Pending>,
-    /// The stored listing that has begun to stand in, until it is reported.
+    /// The stored list that the task has begun to use, until it is reported.
     stood_in: Option<StoodIn>,
-    /// Whether the stored listing describes another cluster.
+    /// Whether the stored list describes another cluster.
     is_foreign: bool,
 }
 
-/// A stored listing that stands in.
+/// A stored list that is in use.
 struct StoodIn {
-    /// Kinds that it stands in for, with the number of their objects.
+    /// Kinds for which it is used, with the number of their objects.
     kinds: Vec<(&'static str, usize)>,
     age: Duration,
 }
@@ -208,8 +208,8 @@ impl<C: Consumer> Reader<C> {
         }
     }
 
-    /// Reports the objects of the cluster: what stands in for them, how many there are, and which are
-    /// refused.
+    /// Reports the objects of the cluster: the stored list that is used for them, how many there are, and which
+    /// are refused.
     fn report(&mut self, health: &ClusterHealth, refusals: &channel::Sender<Arc<Refusals>>) {
         if let Some(StoodIn { kinds, age }) = self.stood_in.take() {
             health.set_stored(&kinds, age);
@@ -232,7 +232,7 @@ impl<C: Consumer> Reader<C> {
             && !std::mem::replace(&mut self.is_foreign, true)
         {
             let problem = format!(
-                "the stored list of the cluster that stands in is of another cluster: the uid of its namespace \
+                "the stored list of the cluster, which is in use, is of another cluster: the uid of its namespace \
                  kube-system is {uid}; the list of each kind replaces it"
             );
             tracing::error!(problem);
@@ -318,17 +318,7 @@ async fn follow<C: Consumer>(
     let mut was_complete = false;
     let mut wake = Wake::Directory;
     loop {
-        let is_short = wake.is_short();
-        let look = move || {
-            let output = reader.read(wake);
-            (reader, output)
-        };
-        let looked = if is_short {
-            catch_unwind(AssertUnwindSafe(look)).ok()
-        } else {
-            tokio::task::spawn_blocking(look).await.ok()
-        };
-        let Some((read, output)) = looked else {
+        let Some((read, output)) = read(reader, wake).await else {
             tracing::error!("reading the policies panicked (a bug); the policies in force remain");
             return;
         };
@@ -360,13 +350,26 @@ async fn follow<C: Consumer>(
     }
 }
 
+/// Reads one input, on a thread of its own if it may be long. `None`: the reader panicked.
+async fn read<C: Consumer>(mut reader: Reader<C>, wake: Wake) -> Option<(Reader<C>, C::Output)> {
+    let is_short = wake.is_short();
+    let look = move || {
+        let output = reader.read(wake);
+        (reader, output)
+    };
+    match is_short {
+        true => catch_unwind(AssertUnwindSafe(look)).ok(),
+        false => tokio::task::spawn_blocking(look).await.ok(),
+    }
+}
+
 /// What the task waits for.
 struct Inputs {
     watched: Option<WatchedDir>,
     watches: Option<Watches>,
     /// State directory, and the cluster whose listing is stored there; `None` = nothing is stored.
     stored: Option<(PathBuf, Origin)>,
-    /// When the stored listing stands in. `None` if it must not be read, or was already read.
+    /// When the stored list is used. `None` if it must not be read, or was already read.
     stands_in: Option<Instant>,
 }
 
@@ -405,7 +408,7 @@ impl Inputs {
     }
 }
 
-/// The stored listing, if there is one that can be used.
+/// The stored list, if there is one that can be used.
 async fn read_stored(
     state: &Path,
     origin: &Origin,

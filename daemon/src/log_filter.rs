@@ -6,6 +6,8 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// The level of lines for which the filter names no level.
 const BASE: &str = "info";
+/// Loading programs warns at each start, in ten kilobytes, that the kernel refused types which are for debuggers only.
+const LOADER: (&str, &str) = ("aya", "aya::bpf=error");
 
 /// Why a filter cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +38,13 @@ pub(crate) fn parse(filter: &str, example: &'static str) -> Result<EnvFilter, Lo
     }
     if parts.iter().all(|part| part.contains('=')) {
         directives.push(BASE);
+    }
+    let is_off = |part: &&str| part.eq_ignore_ascii_case("off");
+    if !parts
+        .iter()
+        .any(|part| part.starts_with(LOADER.0) || is_off(part))
+    {
+        directives.push(LOADER.1);
     }
     directives.extend(parts);
     let read = EnvFilter::try_new(directives.join(","));
@@ -76,16 +85,23 @@ mod tests {
     #[test]
     fn levels_and_levels_of_modules_are_read() {
         for (filter, wanted) in [
-            ("debug", vec!["debug"]),
-            ("WARN", vec!["warn"]),
+            ("debug", vec!["aya::bpf=error", "debug"]),
+            ("WARN", vec!["aya::bpf=error", "warn"]),
             ("off", vec!["off"]),
-            ("info, kube=off,", vec!["kube=off", "info"]),
+            ("info,aya::bpf=debug", vec!["aya::bpf=debug", "info"]),
+            (
+                "info, kube=off,",
+                vec!["aya::bpf=error", "info", "kube=off"],
+            ),
             // Lines of all other modules are still logged.
-            ("holdfast_agent=debug", vec!["holdfast_agent=debug", "info"]),
+            (
+                "holdfast_agent=debug",
+                vec!["aya::bpf=error", "holdfast_agent=debug", "info"],
+            ),
         ] {
             let read = parse(filter, "holdfast_sdp").expect("a filter").to_string();
             let mut read: Vec<&str> = read.split(',').collect();
-            read.sort_by_key(|part| !part.contains('='));
+            read.sort_unstable();
             assert_eq!(read, wanted, "{filter:?}");
         }
     }

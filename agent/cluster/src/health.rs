@@ -36,7 +36,8 @@ pub struct ClusterHealth {
     unattended: Arc<Mutex<BTreeMap<String, Instant>>>,
     /// Why refused objects are not reported in the cluster.
     report_problem: Arc<Mutex<Option<String>>>,
-    /// Why the stored listing does not stand in.
+    /// Why the agent does not use the stored list of the cluster's objects in place of a watch that
+    /// has not listed yet.
     stored_problem: Arc<Mutex<Option<String>>>,
 }
 
@@ -46,10 +47,10 @@ struct State {
     objects: usize,
     /// Why the watch is stale, and since when.
     stale: Option<(Instant, String)>,
-    /// When the stored listing that stands in for this watch was last known to be right; `None` = no
-    /// stored listing stands in.
+    /// When the stored list, which is used in place of this watch, was last known to be right; `None` = no
+    /// stored list is used for it.
     stored: Option<Instant>,
-    /// Whether the stored listing has objects of the kind.
+    /// Whether the stored list has objects of the kind.
     has_stored: bool,
 }
 
@@ -84,7 +85,8 @@ pub struct ClusterView {
     pub nodes_without_agent: Vec<NodeWithoutAgent>,
     /// Why refused objects are not reported in the cluster; `None` = they are, or no object is refused.
     pub report_problem: Option<String>,
-    /// Why the stored list of the cluster does not stand in; `None` = it does, or no list is stored.
+    /// Why the agent does not use the stored list of the cluster; `None` = it uses the list, or no
+    /// list is stored.
     pub stored_problem: Option<String>,
 }
 
@@ -107,8 +109,8 @@ pub struct WatchHealth {
     pub stale_seconds: u64,
     /// Why the watch is stale; `None` = it is not stale.
     pub reason: Option<String>,
-    /// A stored listing stands in until the watch has listed: how many seconds ago it was right;
-    /// `None` = the watch has listed, or there is no stored listing.
+    /// Age of the stored list that is used until the watch has listed: seconds since it was last
+    /// known to be right. `None` = the watch has listed, or there is no stored list.
     pub stored_seconds: Option<u64>,
 }
 
@@ -166,7 +168,8 @@ impl ClusterHealth {
         });
     }
 
-    /// Notes that the cluster does not have the kind, and needs none of its objects.
+    /// Notes that the cluster does not have the kind, which is no fault: it counts as a kind
+    /// without objects.
     pub(crate) fn set_absent(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
             // Before the first list, an API server that has just started may not serve the kind yet.
@@ -179,7 +182,7 @@ impl ClusterHealth {
         });
     }
 
-    /// Whether there are objects of the kind, from the watch or from a stored listing.
+    /// Whether there are objects of the kind, from the watch or from a stored list.
     pub(crate) fn has_objects(&self, resource: &Resource) -> bool {
         let mut has = false;
         self.with(resource.kind, |state| {
@@ -256,8 +259,7 @@ impl ClusterHealth {
         }
     }
 
-    /// Marks a kind as completely listed by the API server: a stored listing no longer stands in
-    /// for it.
+    /// Marks a kind as completely listed by the API server: a stored list is no longer used for it.
     pub(crate) fn set_listed(&self, resource: &Resource) {
         self.with(resource.kind, |state| {
             state.has_listed = true;
@@ -266,7 +268,7 @@ impl ClusterHealth {
         });
     }
 
-    /// Notes that a stored listing of this age stands in for these kinds, each with its number of objects.
+    /// Notes that a stored list of this age is used for these kinds, each with its number of objects.
     pub fn set_stored(&self, kinds: &[(&str, usize)], age: Duration) {
         let now = Instant::now();
         for (kind, objects) in kinds {
@@ -279,12 +281,12 @@ impl ClusterHealth {
         }
     }
 
-    /// Notes why the stored listing does not stand in.
+    /// Notes why the stored list is not used.
     pub fn set_stored_problem(&self, problem: String) {
         *self.stored_problem.lock() = Some(problem);
     }
 
-    /// Why the stored listing does not stand in; `None` once every watch has listed.
+    /// Why the stored list is not used; `None` once every watch has listed.
     fn stored_problem(&self) -> Option<String> {
         let mut watches = self.watches.iter();
         let is_over = watches.all(|state| state.lock().has_listed);
@@ -297,7 +299,7 @@ impl ClusterHealth {
         watches.all(|state| state.lock().stale.is_none())
     }
 
-    /// Whether all objects have been read once: by the watch, or from a stored listing that has some.
+    /// Whether all objects have been read once: by the watch, or from a stored list that has some.
     pub(crate) fn has_list(&self, resource: &Resource) -> bool {
         let mut has = false;
         self.with(resource.kind, |state| {
@@ -444,11 +446,12 @@ mod tests {
         assert_eq!(of("Namespace").stored_seconds, None);
         assert!(of("Pod").stored_seconds >= Some(1));
         assert!(health.has_list(resource("Pod")) && !of("Pod").has_listed);
-        // A kind that the cluster does not have may become an empty list.
+        // A stored list without objects does not count as read, so that a kind that the cluster
+        // does not have can still be taken as empty.
         assert!(!health.has_list(resource("ServiceCIDR")));
         health.set_listed(resource("Pod"));
         assert_eq!(of("Pod").stored_seconds, None);
-        // The watch listed first, so a stored listing has nothing to stand in for.
+        // The watch listed first, so the stored list is not used in its place.
         health.set_stored(&[("Pod", 1)], age);
         assert_eq!(of("Pod").stored_seconds, None);
     }

@@ -32,7 +32,7 @@ pub use self::no_client::{api, relay};
 
 use std::{path::PathBuf, sync::Arc};
 
-use agent_core::policy::source::cluster::Batch;
+use agent_core::{high_scale::scope::PodScope, policy::source::cluster::Batch};
 use tokio::sync::{mpsc, watch as channel};
 
 use crate::{health::ClusterHealth, refusals::Refusals, resource::Resource};
@@ -64,6 +64,8 @@ pub struct Here {
     /// `--k8s-service-cidr` is given, or `--without-service-cidrs` to a relay: the kind ServiceCIDR
     /// may then be absent.
     pub has_service_blocks: bool,
+    /// Pods that this node reads.
+    pub pods: PodScope,
 }
 
 /// The watches of this run, as the agent follows them.

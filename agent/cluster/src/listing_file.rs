@@ -1,5 +1,5 @@
-//! The last complete listing of the cluster, on disk (`state/cluster.json`): it stands in for the
-//! API server if the server is away at the agent's start.
+//! The *stored list*: the last complete list of the cluster's objects, on disk
+//! (`state/cluster.json`). The agent uses it if the API server is away at the agent's start.
 //!
 //! Each line is an object; lines are sorted by key. A new file is the former one with later changes,
 //! so that no copy of the objects is in memory.
@@ -38,7 +38,7 @@ pub struct Origin {
     pub authorities: Vec<String>,
 }
 
-/// Why a stored listing cannot be used.
+/// Why a stored list cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ListingError {
     /// The file cannot be read.
@@ -68,7 +68,7 @@ pub enum ListingError {
     },
 }
 
-/// Writes the stored listing of the cluster.
+/// Writes the stored list of the cluster.
 #[derive(Debug)]
 pub struct ListingFile {
     path: PathBuf,
@@ -117,7 +117,7 @@ impl ListingFile {
         Ok(())
     }
 
-    /// Notes that the stored listing is still right.
+    /// Notes that the stored list is still right.
     pub(crate) fn confirm(&self) -> io::Result<()> {
         match &self.base {
             Some(base) if *base == self.path => {

@@ -189,7 +189,7 @@ impl<'a> Types<'a> {
         }
         for member in of.rest.chunks_exact(12) {
             let (own, kind, place) = (word(member, 0)?, word(member, 4)?, word(member, 8)?);
-            // With the highest bit, the upper byte of the offset is the width of a bit field.
+            // If the highest bit of `info` is set, the upper byte of the member's offset is the width of a bit field.
             let bits = if of.info >> 31 == 1 {
                 place & 0x00ff_ffff
             } else {
@@ -282,7 +282,8 @@ mod tests {
         }
     }
 
-    /// Types 1 and 2: a word, and `struct sk_buff` with `_nfct` in a union in a structure.
+    /// Types 1 to 4: a word, a union with `_nfct`, an anonymous structure with this union, and `struct sk_buff` with
+    /// this structure.
     fn kernel() -> File {
         let mut file = File::new();
         let name = file.string("unsigned long");

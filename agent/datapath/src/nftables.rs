@@ -95,7 +95,10 @@ impl fmt::Display for Missing {
             }
             Self::Rule(family, chain) => {
                 let table = name(*family);
-                write!(f, "chain {chain} of {table} does not have just its rules")
+                write!(
+                    f,
+                    "the rules of chain {chain} of {table} are not as they should be"
+                )
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Which endpoint is behind which interface, for the programs that all endpoints share.
 //!
-//! Each endpoint that is under policy has a slot: its settings, its policy map and its queues. The
-//! contents of a slot never change while it is in use. New settings are a new slot, and one write
-//! of the interface's entry puts it in force for both directions.
+//! Each endpoint that is under policy has a slot: its settings, its policy map and its queues. (The
+//! *steering slots* of proxies are other slots.) The contents of a slot never change while it is in
+//! use. New settings are a new slot, and one write of the interface's entry puts it in force for
+//! both directions.
 //!
 //! Putting a map into a map of maps takes the kernel some 10 ms, because it waits until no program
 //! uses the former map. Therefore spare slots with empty maps are made ahead, many in one call.
@@ -30,7 +31,7 @@ const BATCH: usize = 16;
 const LOW: usize = 8;
 /// Slots that are no longer in use are emptied once there are this many.
 const EMPTIED: usize = 8;
-/// A program that saw a slot in use has ended after this time.
+/// After this time, every run of a program that had read the number of a slot has ended.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// Time between two looks at slots that are not settled.

@@ -22,7 +22,7 @@ const LIMITS: AnswerLimits = AnswerLimits {
     within: WITHIN,
 };
 const WITHIN: Duration = Duration::from_secs(30);
-/// Longest time until the answer to a read-only request begins. An agent that needs longer hangs.
+/// Longest time until the answer to a read-only request begins. An agent that needs longer counts as hung.
 const READ_BEGINS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
@@ -53,7 +53,7 @@ pub enum ClientError {
     Decode(#[from] serde_json::Error),
 }
 
-/// How to reach an agent whose socket answered with `error`.
+/// What the user can do if the connection to the agent's socket failed with `error`.
 fn remedy_of(error: &io::Error, start: &str) -> String {
     if error.kind() == io::ErrorKind::PermissionDenied {
         "only root can connect to the agent: run this command as root (for example with sudo)"

@@ -58,7 +58,8 @@ pub struct Status {
     pub kernel: KernelView,
     /// The cluster that objects and policies are read from.
     pub cluster: Option<ClusterView>,
-    /// Where names of EgressFirewalls are refreshed.
+    /// State of the resolver, which refreshes names of EgressFirewalls; `None` = no resolver is
+    /// configured.
     pub resolver: Option<ResolverView>,
     /// What the agent does about CiliumIdentity objects; `None` = it makes no objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -180,8 +181,8 @@ pub struct UncheckedView {
 /// One hop that was checked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Hop {
-    /// `endpoint`, `programs`, `policy`, `dns`, `selector`, `names`, `ipcache`, `identity`, `service`,
-    /// `backend`, `policy-map`, `receiver` or `sender`.
+    /// `endpoint`, `programs`, `policy`, `firewall`, `dns`, `selector`, `names`, `ipcache`,
+    /// `identity`, `service`, `backend`, `policy-map`, `receiver` or `sender`.
     pub hop: String,
     /// The address that the hop is about, if the target has several.
     pub address: Option<String>,

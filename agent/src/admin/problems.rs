@@ -15,7 +15,7 @@ use crate::{
     endpoint::source::taken_in::Unmanaged, identities::view::IdentitiesView, proxies::ProxyView,
 };
 
-/// Time in which proxies beside the agent have connected after its start.
+/// For how long after the agent's start a missing proxy is no problem, because it may still connect.
 const PROXIES_CONNECT: Duration = Duration::from_secs(10);
 /// Maximum number of nodes that a problem lists.
 const NODES: usize = 10;
@@ -58,7 +58,8 @@ pub(super) fn identities(identities: &IdentitiesView) -> impl Iterator<Item = St
     all.into_iter()
 }
 
-/// Problems of the tunnel: some nodes cannot be reached, and packets outside the tunnel carry no identity.
+/// Problems of the tunnel: its programs or device are not as they should be, the blocks outside of
+/// the cluster are unknown or not all in use, or other nodes do not unwrap packets.
 pub(super) fn tunnel(tunnel: &TunnelView) -> impl Iterator<Item = String> + use<> {
     let fault = tunnel.fault.iter();
     let fault = fault.map(|fault| format!("the tunnel between nodes: {fault}"));
@@ -207,7 +208,7 @@ impl Stale<'_> {
                     .to_owned()
             }
             Meanwhile::Stored => format!(
-                "until the objects have been read, the stored list of {} s ago stands in, and a pod \
+                "until the objects have been read, the stored list of {} s ago is used, and a pod \
                  that this list does not have cannot start",
                 self.stored_seconds
             ),
@@ -364,7 +365,8 @@ pub(super) fn objects_left_out(summary: &Summary) -> Option<String> {
         format!(
             "{left_out} DNSNameResolver objects are not read, because there are more than \
              {MAX_OBJECTS}: their names open when a pod asks for them; use wildcards in the rules, or \
-             remove objects that no EgressFirewall needs. Then an object counts at its next change"
+             remove objects that no EgressFirewall needs. After that, an object that was not read is \
+             read when it changes next"
         )
     })
 }

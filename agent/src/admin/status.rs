@@ -13,8 +13,9 @@ use crate::{
 impl Admin {
     /// The state of the agent.
     pub(super) async fn status(&self) -> Result<Status, Refusal> {
-        // The core first handles earlier events. The counts follow: for a ready agent they
-        // include its first documents.
+        // The core handles all earlier events before it answers this. `ready` is read next, and the
+        // counts of `summary` after that: so they include the first documents of an agent that is
+        // ready.
         let mut warnings = self.core.inspect(|core| core.policy_warnings()).await?;
         let netpol = netns_lock::has_netpol();
         warnings.extend(netpol.ok().and_then(problems::beside_netpol));

@@ -161,6 +161,7 @@ fn watches(config: &Config, rim: &Rim, api: &Api) -> Watches {
         resources,
         reads_only: false,
         has_service_blocks: !config.flags.cluster.k8s_service_cidr.is_empty(),
+        pods: config.core.pods.clone(),
     };
     match config.relays.clone() {
         Some(relays) => relay::start::follow(api, relays, here, &rim.tasks, &rim.stop),

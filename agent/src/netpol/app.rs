@@ -383,6 +383,7 @@ fn watches(
         resources: OF_NETWORK_POLICIES,
         reads_only,
         has_service_blocks: true,
+        pods: PodScope::All,
     };
     match config.relays.clone() {
         Some(relays) => relay::start::follow(api, relays, here, tasks, stop),

@@ -16,7 +16,7 @@ const OPEN: &str = "pods on one bridge are open to each other";
 /// With 0, the kernel shows frames that come or leave with a VLAN tag to no rule.
 const VLAN_SYSCTL: &str = "net.bridge.bridge-nf-filter-vlan-tagged";
 const OPEN_TO_VLANS: &str =
-    "a bridge of pods filters VLANs, and what comes to it or leaves it with a tag passes no policy";
+    "a bridge of pods filters VLANs, and packets that pass its ports with a tag are not judged";
 
 /// What on the node keeps policy from being in force. Empty if nothing does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Surroundings {
         let mut problems = Vec::new();
         match own_interfaces::list() {
             Ok(interfaces) if interfaces.of_services.has_ipvs => problems.push(
-                "kube-proxy runs in IPVS mode (interface kube-ipvs0): packets to Services pass no policy; \
+                "kube-proxy runs in IPVS mode (interface kube-ipvs0): no policy judges packets to Services; \
                  use its mode nftables or iptables"
                     .to_owned(),
             ),

@@ -41,13 +41,14 @@ impl Ways {
         self.0.retain(|address, _| !addresses.contains(address));
     }
 
-    /// Why packets of a new pod with this address may pass no rule; `None` if each passes one.
+    /// Why there may be packets of a new pod with this address that no rule sees; `None` if a rule
+    /// sees each of them.
     pub(super) fn obstacle(&self, address: IpAddr) -> Option<String> {
         match self.0.get(&address) {
             Some(Way::Pair { .. } | Way::Bridge { .. }) => None,
             Some(Way::Elsewhere { name, kind }) => Some(format!(
                 "the route to {address} leads to {name} ({kind}), which is neither a pod's pair of interfaces nor a \
-                 bridge: its packets would pass no rule"
+                 bridge: no rule would see its packets"
             )),
             Some(Way::Nowhere) => Some(format!("the node has no route to {address}")),
             None => Some(format!("the route to {address} is not known yet")),

@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// Age up to which a confirmation is recent.
 const JUST: Duration = Duration::from_secs(5);
 
-/// What the agent does when it is killed.
+/// What the agent is doing at the moment of the kill.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// It confirmed a new name this many milliseconds ago.
@@ -31,7 +31,7 @@ pub(super) enum Fault {
     /// A selector was added or removed this many milliseconds ago, so that addresses get other
     /// identities.
     Relabelling(u64),
-    /// An endpoint has been added or removed for this many milliseconds.
+    /// The command that adds or removes an endpoint was started this many milliseconds ago.
     Endpoint(u64),
     /// It was killed, and started again this many milliseconds ago.
     Starting(u64),

@@ -283,7 +283,7 @@ pub(super) fn maps(lab: &Lab, map: &str) -> Result<String> {
 }
 
 /// What an agent says that does not start.
-fn refused(lab: &Lab, mode: &str) -> Result<String> {
+pub(super) fn refused(lab: &Lab, mode: &str) -> Result<String> {
     let output = lab.agent_command(&options(mode))?.output()?;
     ensure!(!output.status.success(), "it started and ended");
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())

@@ -2,16 +2,19 @@
 //! read the pods of others.
 use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::apiserver::{ApiServer, Options, namespace, pod};
+use holdfast_e2e::config::program;
 use holdfast_e2e::fleet::{DEVICE, Fleet, with_fleet};
 use holdfast_e2e::lab::at;
+use holdfast_e2e::relay::Certificates;
 use holdfast_e2e::web::Web;
 use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually};
 use serde_json::{Value, json};
 use shared_maps::event::Reason;
 
 use super::high_scale::{NEVER, POLICY, PORT, SOON, connects, maps, stop};
+use super::why::why;
 
 const WORLD: &str = "ciliumworldcidrs";
 
@@ -109,6 +112,16 @@ fn high_scale_blocks_outside_come_change_and_go_as_objects() {
         api.delete(WORLD, "", "outside")?;
         says(&["wraps nothing, because there is no CiliumWorldCIDRs"])
     });
+}
+
+/// How many pods an agent of the cluster reads.
+fn pods_read(lab: &Lab) -> Result<u64> {
+    let status: Value = serde_json::from_str(&lab.agent(&["status", "-o", "json"])?)?;
+    let watches = status["cluster"]["watches"].as_array();
+    let mut watches = watches.context("no watches")?.iter();
+    let of_pods = watches.find(|watch| watch["kind"] == "Pod");
+    let count = of_pods.and_then(|watch| watch["objects"].as_u64());
+    count.with_context(|| format!("no watch of pods: {status}"))
 }
 
 /// Web server and another pod on the first node, client and DNS server on the second.
@@ -245,6 +258,11 @@ fn high_scale_pruned_nodes_read_no_pods_of_others_and_judge_them_all_the_same() 
             Ok(())
         })?;
         ensure!(!fleet.two.is_plumbed(late.v4.into())?, "it is taken in");
+        // Own pods, and on the first node the kept one of the second.
+        ensure!(
+            pods_read(fleet.one)? == 4 && pods_read(fleet.two)? == 2,
+            "others are read"
+        );
         for lab in [fleet.one, fleet.two] {
             lab.watches_follow(SOON)?;
         }
@@ -299,6 +317,139 @@ fn high_scale_pruning_too_early_is_announced_before_it_hurts() {
         let before = plain()?;
         is_judged(&pods)?;
         ensure!(plain()? == before, "plain packets although both nodes wrap");
+        drop((one, two));
+        Ok(())
+    });
+}
+
+fn start_relay(fleet: &Fleet<'_>, api: &ApiServer, files: &Certificates) -> Result<Program> {
+    let program = program("holdfast-agent")?.display().to_string();
+    let mut command = fleet.one.node.command(&program);
+    command.args([
+        "relay",
+        "--metrics-address=off",
+        "--name=relay",
+        "--with-world-cidrs=true",
+    ]);
+    command.args(["--identity-allocation=cluster", "--listen=10.200.0.1:9971"]);
+    command.arg(format!("--kubeconfig={}", api.files().admin.display()));
+    command.arg(format!("--tls-cert={}", files.certificate.display()));
+    command.arg(format!("--tls-key={}", files.key.display()));
+    command.arg(format!("--client-ca={}", files.authority.display()));
+    let log = fleet.one.directory().join("log/relay.log");
+    Program::start("holdfast-agent relay", command, &log)
+}
+
+#[test]
+fn high_scale_pruned_nodes_take_only_their_pods_from_a_relay() {
+    with_fleet(|fleet| {
+        let (api, pods, _server) = with_server(fleet)?;
+        let (of_relay, files) = Certificates::issue(&fleet.one.directory().join("tls"))?;
+        let _relay = start_relay(fleet, &api, &of_relay)?;
+        let pruned = |node| {
+            in_cluster(&api, node, "full")
+                .flag("--high-scale-prune=true")
+                .flag("--high-scale-force=true")
+                .flag("--k8s-relay=10.200.0.1:9971")
+                .flag(&format!("--k8s-relay-ca={}", files.authority.display()))
+                .flag(&format!("--k8s-relay-cert={}", files.certificate.display()))
+                .flag(&format!("--k8s-relay-key={}", files.key.display()))
+        };
+        let agents = start(fleet, [pruned("n1"), pruned("n2")])?;
+        add_all(fleet, &pods)?;
+        for lab in [fleet.one, fleet.two] {
+            lab.status_has(SOON, &["wraps packets of at most 1450 bytes", "by relay"])?;
+        }
+        is_judged(&pods)?;
+        let reads = |of_one: u64, of_two: u64| {
+            eventually("pods are read", SOON, || {
+                let (one, two) = (pods_read(fleet.one)?, pods_read(fleet.two)?);
+                ensure!((one, two) == (of_one, of_two), "{one} and {two}");
+                Ok(())
+            })
+        };
+        reads(3, 2)?;
+        // Labels come and go: the pod is kept as long as it has them.
+        let relabel = |labels: Value| {
+            api.edit("pods", "default", "client", |pod| {
+                pod["metadata"]["labels"] = labels.clone();
+            })
+        };
+        relabel(json!({"app": "client", "k8s-app": "kube-dns"}))?;
+        reads(4, 2)?;
+        relabel(json!({"app": "client"}))?;
+        reads(3, 2)?;
+        api.delete("pods", "default", "kept")?;
+        reads(2, 1)?;
+        drop(agents);
+        Ok(())
+    });
+}
+
+/// Egress of the web server: to the client by its labels, to the DNS server by its labels, and to a block.
+const EGRESS: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: web-out, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  egress:
+  - toEndpoints: [{matchLabels: {app: client}}]
+  - toEndpoints: [{matchLabels: {k8s-app: kube-dns}}]
+"#;
+
+#[test]
+fn high_scale_pruned_egress_knows_kept_pods_by_labels_and_others_by_blocks() {
+    with_fleet(|fleet| {
+        let (api, pods, _server) = with_server(fleet)?;
+        let _dns = Web::start(&pods.kept.netns, &[pods.kept.v4.into()], &[PORT], &[])?;
+        for lab in [fleet.one, fleet.two] {
+            lab.write_policy("out.yaml", EGRESS)?;
+        }
+        let full = |node| in_cluster(&api, node, "full").flag("--high-scale-force=true");
+        let [mut one, two] = start(fleet, [full("n1"), full("n2")])?;
+        add_all(fleet, &pods)?;
+        for lab in [fleet.one, fleet.two] {
+            lab.status_has(SOON, &["wraps packets of at most 1450 bytes"])?;
+        }
+        let opens = |of: &Pod| {
+            eventually(&format!("{} is open", of.v4), SOON, || {
+                ensure!(
+                    connects(&pods.web, at(of.v4.into(), PORT), NEVER)?,
+                    "closed"
+                );
+                Ok(())
+            })
+        };
+        opens(&pods.client)?;
+        opens(&pods.kept)?;
+        stop(&mut one)?;
+        one = Some(
+            fleet
+                .one
+                .start_agent(&full("n1").flag("--high-scale-prune=true"))?,
+        );
+        fleet.one.watches_follow(SOON)?;
+        eventually(
+            "labels of a pod that is not kept select nothing",
+            SOON,
+            || {
+                let to = at(pods.client.v4.into(), PORT);
+                ensure!(!connects(&pods.web, to, NEVER)?, "open");
+                Ok(())
+            },
+        )?;
+        opens(&pods.kept)?;
+        let client = format!("{}:{PORT}", pods.client.v4);
+        let (_, why) = why(fleet.one, &["default/web", &client])?;
+        ensure!(
+            why.contains("prune"),
+            "why does not say that pods are not read: {why}"
+        );
+        let block = format!("{EGRESS}  - toCIDR: [\"{}/25\"]\n", "10.77.0.128");
+        fleet.one.write_policy("out.yaml", &block)?;
+        opens(&pods.client)?;
+        opens(&pods.kept)?;
         drop((one, two));
         Ok(())
     });

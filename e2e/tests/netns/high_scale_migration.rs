@@ -34,7 +34,7 @@ fn with_known_address(fleet: &Fleet<'_>, pods: &Pods) -> Result<()> {
 }
 
 /// A pod that sends back what it receives, until the test ends.
-fn echo(pod: &Pod) -> Result<()> {
+pub(super) fn echo(pod: &Pod) -> Result<()> {
     let listener = pod.netns.enter(|| TcpListener::bind((pod.v4, STREAM)))??;
     let datagrams = pod.netns.enter(|| UdpSocket::bind((pod.v4, DATAGRAMS)))??;
     thread::spawn(move || {
@@ -53,7 +53,7 @@ fn echo(pod: &Pod) -> Result<()> {
 }
 
 /// A stream and a flow of datagrams from one pod to another, and how they fare.
-struct Traffic {
+pub(super) struct Traffic {
     stop: Arc<AtomicBool>,
     /// Messages of the stream that came back, or why it ended.
     stream: JoinHandle<Result<u32>>,
@@ -62,7 +62,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn start(from: &Pod, to: Ipv4Addr) -> Result<Self> {
+    pub(super) fn start(from: &Pod, to: Ipv4Addr) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stream = from
             .netns
@@ -101,7 +101,7 @@ impl Traffic {
     }
 
     /// Fails if the stream ended or stalled, or if more than one datagram of a hundred was lost.
-    fn end(self) -> Result<()> {
+    pub(super) fn end(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let messages = self.stream.join().ok().context("the stream's thread")?;
         let messages = messages.context("the stream")?;

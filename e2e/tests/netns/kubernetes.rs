@@ -285,7 +285,7 @@ fn an_agent_that_starts_without_the_server_uses_the_list_of_the_last_run() {
             &[
                 "watches of Namespace, Pod, ",
                 "the stored list of",
-                "stands in",
+                "is used",
             ],
         )?;
         let age = "holdfast_kubernetes_stored_list_age_seconds";

@@ -37,6 +37,7 @@ mod guide;
 mod ha_table;
 mod handover;
 mod high_scale;
+mod high_scale_attacks;
 mod high_scale_cluster;
 mod high_scale_dns;
 mod high_scale_forged;

@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(10);
 const NAME: &str = "www.good.test";
 
 /// The answer of `why` as JSON and as text, which must agree.
-fn why(lab: &Lab, arguments: &[&str]) -> Result<(Value, String)> {
+pub(super) fn why(lab: &Lab, arguments: &[&str]) -> Result<(Value, String)> {
     let program = config::program("holdfast-agent")?.display().to_string();
     let mut command = lab.node.command(&program);
     command.arg("why").args(arguments).args(["-o", "json"]);

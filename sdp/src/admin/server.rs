@@ -24,7 +24,7 @@ const BACKLOG: i32 = 1024;
 /// The socket of the metrics address, if there is one.
 ///
 /// It is bound as the user that starts the proxy: the kernel lets replicas share a port only if one
-/// user bound all of their sockets, and earlier releases bound theirs as root.
+/// user bound all of their sockets, and earlier builds bound theirs as root.
 #[derive(Debug)]
 pub struct MetricsListener(Option<std::net::TcpListener>);
 
@@ -98,9 +98,9 @@ impl AdminListeners {
 /// Removes the socket at `path` if a process that was killed left it there. Returns whether it
 /// removed one.
 ///
-/// A socket of another user may refuse this user although a process serves it, so it is not
-/// removed. Root therefore calls this before it becomes another user, for a socket that a proxy
-/// made as root.
+/// If the permissions of another user's socket forbid the connection, this cannot tell whether a
+/// process serves the socket, and does not remove it. So a proxy that starts as root calls this
+/// before it gives up root, for a socket that an earlier proxy made as root.
 pub fn remove_left(path: &Path) -> io::Result<bool> {
     let left = is_left(path)?;
     if left {

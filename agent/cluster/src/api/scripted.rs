@@ -4,10 +4,20 @@
     reason = "code of tests, in a feature for those of other crates"
 )]
 
-use std::{collections::VecDeque, convert::Infallible, sync::Arc};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use http_body_util::Full;
-use hyper::{Request, Response, body::Bytes, server::conn::http1, service::service_fn};
+use hyper::{
+    Request, Response,
+    body::{Body, Bytes, Frame},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::json;
@@ -16,6 +26,31 @@ use tokio_util::task::TaskTracker;
 
 use super::client::Api;
 use crate::ApiSettings;
+
+/// Added to the code of an answer that does not end.
+pub const HELD: u16 = 1000;
+
+/// Text, after which the body ends or not.
+struct Text {
+    rest: Option<Bytes>,
+    is_held: bool,
+}
+
+impl Body for Text {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.rest.take() {
+            Some(text) => Poll::Ready(Some(Ok(Frame::data(text)))),
+            None if self.is_held => Poll::Pending,
+            None => Poll::Ready(None),
+        }
+    }
+}
 
 /// A server whose answers the test writes down beforehand.
 pub struct Server {
@@ -48,8 +83,11 @@ impl Server {
                         .push(format!("{} {}", request.method(), request.uri()));
                     let next = script.lock().pop_front();
                     let (code, body) = next.unwrap_or((503, "{}".to_owned()));
-                    let mut response = Response::new(Full::new(Bytes::from(body)));
-                    *response.status_mut() = code.try_into().unwrap();
+                    let mut response = Response::new(Text {
+                        rest: Some(body.into()),
+                        is_held: code > HELD,
+                    });
+                    *response.status_mut() = (code % HELD).try_into().unwrap();
                     async move { Ok::<_, Infallible>(response) }
                 });
                 connections

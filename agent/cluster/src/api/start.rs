@@ -55,6 +55,7 @@ pub(crate) fn watch_all<T: Send + 'static>(
             send: send.clone(),
             read,
             has_service_blocks: here.has_service_blocks,
+            pods: here.pods.clone(),
             hash: RandomState::new(),
         };
         tasks.spawn(watch.run(stop.clone()));

@@ -11,20 +11,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_core::policy::{
-    kinds,
-    source::cluster::{Batch, Json, Seen},
+use agent_core::{
+    high_scale::scope::PodScope,
+    policy::{
+        kinds,
+        source::cluster::{Batch, Json, Seen},
+    },
 };
 use http_body_util::{BodyExt as _, Limited};
 use kube::{
     api::{ListParams, WatchParams},
-    client::Body,
     core::Request,
 };
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::lines::Lines;
+use self::{
+    lines::next_of,
+    parts::{Holders, Part, parts},
+};
 use super::{
     backoff::{self, Backoff},
     client::{Api, RequestError, chain},
@@ -36,19 +43,17 @@ use crate::{
     resource::{Absence, Resource},
 };
 
+mod lines;
+mod parts;
+
 /// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
 /// Maximum size of a page, in bytes. An object has at most 1.5 MB.
 const PAGE_MAX: usize = 256 << 20;
-/// Maximum length of one line of a watch, in bytes.
-const LINE_MAX: usize = 16 << 20;
 /// Longest time for a page.
 const PAGE_TIME: Duration = Duration::from_secs(60);
 /// After this time the server ends a watch, seconds.
 const WATCH_SECONDS: u32 = 240;
-/// A watch that is silent for this long begins again: the server sends a bookmark each minute, and
-/// a connection to a machine without power does not end by itself.
-const SILENCE: Duration = Duration::from_secs(120);
 /// A watch that lasted this long was in order.
 const IN_ORDER: Duration = Duration::from_secs(10);
 /// A kind is absent after this many answers 404, and at the earliest after this time.
@@ -91,6 +96,8 @@ pub(super) struct Watch<T> {
     pub(super) read: Reader<T>,
     /// As [`Here::has_service_blocks`](crate::Here::has_service_blocks).
     pub(super) has_service_blocks: bool,
+    /// As [`Here::pods`](crate::Here::pods).
+    pub(super) pods: PodScope,
     /// Makes the hashes of objects.
     pub(super) hash: RandomState,
 }
@@ -103,19 +110,19 @@ impl<T: Send + 'static> Watch<T> {
 
     async fn follow_always(self) {
         let fields = Fields::of_object(kinds::kept_fields(self.resource.kind));
-        let mut version: Option<String> = None;
+        let mut parts = Parts::new(parts(self.resource, &self.pods));
+        // Whether each part has a version to go on from.
+        let mut has_listed = false;
         let mut backoff = Backoff::default();
         let mut absences = Absences::default();
         loop {
             let begin = Instant::now();
-            let follows = version.is_some();
-            let done = match &mut version {
-                None => self
-                    .list(&fields)
-                    .await
-                    .map(|listed| version = Some(listed)),
-                Some(version) => self.follow(&fields, version).await,
+            let follows = has_listed;
+            let done = match follows {
+                false => self.list(&fields, &mut parts).await,
+                true => self.follow(&fields, &mut parts).await,
             };
+            has_listed |= done.is_ok();
             let lasted = begin.elapsed();
             let is_unreachable = matches!(
                 &done,
@@ -138,7 +145,7 @@ impl<T: Send + 'static> Watch<T> {
             };
             let code = error.code();
             if code == Some(410) {
-                version = None;
+                has_listed = false;
             }
             let is_refused = code == Some(403) && self.resource.absence == Absence::Numbers;
             if code == Some(404) || is_refused {
@@ -147,11 +154,11 @@ impl<T: Send + 'static> Watch<T> {
                     return;
                 }
                 // The definition may be removed and made again, and then former versions mean nothing.
-                version = None;
+                has_listed = false;
             } else {
                 absences = Absences::default();
             }
-            self.report(&error, version.is_none());
+            self.report(&error, !has_listed);
             tokio::time::sleep(backoff.pause()).await;
         }
     }
@@ -233,33 +240,44 @@ impl<T: Send + 'static> Watch<T> {
         sent.map_err(|_| WatchError::Stopped)
     }
 
-    /// Reads all objects; gives the version of the list.
-    async fn list(&self, fields: &Fields) -> Result<String, WatchError> {
-        let mut next = None;
+    /// Reads all objects of all parts. The parts then have the versions of their lists.
+    async fn list(&self, fields: &Fields, parts: &mut Parts) -> Result<(), WatchError> {
         let mut begin = vec![Seen::Listing];
-        loop {
-            let Page {
-                items,
-                version,
-                next: further,
-            } = self.page(fields, next.take()).await?;
-            let mut seen = std::mem::take(&mut begin);
-            seen.extend(self.put(items));
-            if further.is_none() {
-                seen.push(Seen::Listed);
-            }
-            self.give(seen).await?;
-            next = further;
-            if next.is_none() {
-                self.health.set_listed(self.resource);
-                return Ok(version);
+        parts.holders = parts.holders.as_ref().map(|_| Holders::default());
+        for at in 0..parts.of.len() {
+            let mut next = None;
+            loop {
+                let Some((part, _)) = parts.of.get(at) else {
+                    break;
+                };
+                let page = self.page(fields, part, next.take()).await?;
+                let mut seen = std::mem::take(&mut begin);
+                seen.extend(self.put(page.items));
+                parts.hold(at, &seen);
+                next = page.next;
+                if next.is_none() {
+                    parts.set_version(at, page.version);
+                    seen.extend((at + 1 == parts.of.len()).then_some(Seen::Listed));
+                }
+                self.give(seen).await?;
+                if next.is_none() {
+                    break;
+                }
             }
         }
+        self.health.set_listed(self.resource);
+        Ok(())
     }
 
-    async fn page(&self, fields: &Fields, next: Option<String>) -> Result<Page, WatchError> {
+    async fn page(
+        &self,
+        fields: &Fields,
+        part: &Part,
+        next: Option<String>,
+    ) -> Result<Page, WatchError> {
         let params = ListParams {
-            label_selector: self.selector(),
+            label_selector: part.labels.clone(),
+            field_selector: part.fields.clone(),
             limit: Some(PAGE),
             continue_token: next,
             ..ListParams::default()
@@ -282,37 +300,33 @@ impl<T: Send + 'static> Watch<T> {
         }
     }
 
-    fn selector(&self) -> Option<String> {
-        let selector = self.resource.selector;
-        (!selector.is_empty()).then(|| selector.to_owned())
-    }
-
-    /// Follows changes after `version`, until the server ends the watch.
-    async fn follow(&self, fields: &Fields, version: &mut String) -> Result<(), WatchError> {
-        let params = WatchParams {
-            label_selector: self.selector(),
-            timeout: Some(WATCH_SECONDS),
-            ..WatchParams::default()
-        };
-        let request = Request::new(self.resource.path()).watch(&params, version);
-        let request = request.map_err(|error| RequestError::Unreadable(chain(&error)))?;
-        let answer = self.api.send(request).await?;
+    /// Follows changes after the versions of the parts, until the server ends the watch of one.
+    async fn follow(&self, fields: &Fields, parts: &mut Parts) -> Result<(), WatchError> {
+        let mut watches = Vec::new();
+        for (part, version) in &parts.of {
+            watches.push(self.watch(part, version).await?);
+        }
         self.health.set_fresh(self.resource);
-        let mut lines = Lines::new(answer.into_body());
-        while let Some(text) = lines.next().await? {
+        loop {
+            let (at, text) = next_of(&mut watches).await;
+            // All parts go on from their versions, also if the server ended the watch of one only.
+            let Some(text) = text? else {
+                return Ok(());
+            };
             let read = line(&text, fields);
             let read = read.map_err(|error| RequestError::Unreadable(error.to_string()))?;
             let seen = match read {
                 Line::Applied(object) => {
-                    advance(version, &object);
+                    parts.advance(at, &object);
                     self.put([object]).pop()
                 }
                 Line::Deleted(object) => {
-                    advance(version, &object);
-                    Some(Seen::Gone(self.key(&object)))
+                    parts.advance(at, &object);
+                    let key = self.key(&object);
+                    parts.leave(at, &key).then_some(Seen::Gone(key))
                 }
                 Line::Bookmark(object) => {
-                    advance(version, &object);
+                    parts.advance(at, &object);
                     None
                 }
                 Line::Failed { code: 410, message } => return Err(WatchError::TooOld(message)),
@@ -321,10 +335,23 @@ impl<T: Send + 'static> Watch<T> {
                 }
             };
             if let Some(seen) = seen {
-                self.give(vec![seen]).await?;
+                let seen = vec![seen];
+                parts.hold(at, &seen);
+                self.give(seen).await?;
             }
         }
-        Ok(())
+    }
+
+    async fn watch(&self, part: &Part, version: &str) -> Result<Lines, WatchError> {
+        let params = WatchParams {
+            label_selector: part.labels.clone(),
+            field_selector: part.fields.clone(),
+            timeout: Some(WATCH_SECONDS),
+            ..WatchParams::default()
+        };
+        let request = Request::new(self.resource.path()).watch(&params, version);
+        let request = request.map_err(|error| RequestError::Unreadable(chain(&error)))?;
+        Ok(Lines::new(self.api.send(request).await?.into_body()))
     }
 
     /// Reads objects. Their JSON is one text, which they share.
@@ -397,60 +424,58 @@ impl<T: Send + 'static> Watch<T> {
     }
 }
 
-/// Goes on to the version of an object.
-fn advance(version: &mut String, object: &Value) {
-    let metadata = object.get("metadata");
-    let now = metadata.and_then(|metadata| metadata.get("resourceVersion"));
-    if let Some(now) = now.and_then(Value::as_str).filter(|now| !now.is_empty()) {
-        now.clone_into(version);
-    }
+/// The parts of a watch: how far each has come, and what each has.
+#[derive(Debug)]
+struct Parts {
+    /// Each part, with the version that it has reached.
+    of: Vec<(Part, String)>,
+    /// `None`: there is one part, which has all objects.
+    holders: Option<Holders>,
 }
 
-/// Splits the body of a watch into lines, each of which is one JSON event.
-pub(super) struct Lines {
-    body: Body,
-    read: Vec<u8>,
-    /// The bytes before this position contain no end of a line.
-    searched: usize,
-}
-
-impl Lines {
-    pub(super) fn new(body: Body) -> Self {
+impl Parts {
+    fn new(parts: Vec<Part>) -> Self {
         Self {
-            body,
-            read: Vec::new(),
-            searched: 0,
+            holders: (parts.len() > 1).then(Holders::default),
+            of: parts
+                .into_iter()
+                .map(|part| (part, String::new()))
+                .collect(),
         }
     }
 
-    /// The next line; `None` if the server ended the watch, or was silent for too long.
-    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, RequestError> {
-        loop {
-            let rest = self.read.get(self.searched..).unwrap_or_default();
-            if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-                let after = self.read.split_off(self.searched + end + 1);
-                let mut line = std::mem::replace(&mut self.read, after);
-                self.searched = 0;
-                line.pop();
-                if line.is_empty() {
-                    continue;
-                }
-                return Ok(Some(line));
+    fn set_version(&mut self, at: usize, version: String) {
+        if let Some((_, reached)) = self.of.get_mut(at) {
+            *reached = version;
+        }
+    }
+
+    /// Goes on to the version of an object.
+    fn advance(&mut self, at: usize, object: &Value) {
+        let metadata = object.get("metadata");
+        let now = metadata.and_then(|metadata| metadata.get("resourceVersion"));
+        if let Some(now) = now.and_then(Value::as_str).filter(|now| !now.is_empty()) {
+            self.set_version(at, now.to_owned());
+        }
+    }
+
+    /// Notes that a part has the objects that it saw.
+    fn hold<T>(&mut self, at: usize, seen: &[Seen<T>]) {
+        let Some(holders) = &mut self.holders else {
+            return;
+        };
+        for seen in seen {
+            if let Seen::Put { key, .. } = seen {
+                holders.put(at, key);
             }
-            self.searched = self.read.len();
-            if self.read.len() > LINE_MAX {
-                let reason = format!("a line of a watch is longer than {LINE_MAX} bytes");
-                return Err(RequestError::Unreadable(reason));
-            }
-            match tokio::time::timeout(SILENCE, self.body.frame()).await {
-                Err(_) | Ok(None) => return Ok(None),
-                Ok(Some(Ok(frame))) => {
-                    if let Ok(data) = frame.into_data() {
-                        self.read.extend_from_slice(&data);
-                    }
-                }
-                Ok(Some(Err(error))) => return Err(RequestError::Unreachable(chain(&error))),
-            }
+        }
+    }
+
+    /// An object left a part. Gives whether it is gone from all.
+    fn leave(&mut self, at: usize, key: &str) -> bool {
+        match &mut self.holders {
+            Some(holders) => holders.leave(at, key),
+            None => true,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The stored listing: written, read, and refused.
+//! The stored list: written, read, and refused.
 
 use std::{os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
 

@@ -63,7 +63,9 @@ const SEND_BUFFER: usize = 128 << 10;
 const SOCKET_BUFFER: usize = 128 << 10;
 /// First byte of a client that begins with TLS: a record of a handshake.
 const TLS_RECORD: u8 = 0x16;
-/// A connection that takes fewer bytes in `Bounds::silent` takes nothing: pings and views are smaller.
+/// A connection that accepts fewer bytes than this within `Bounds::silent` counts as one that
+/// accepts nothing. Pings and views (the relay's reports of how current its objects are) alone have
+/// fewer bytes.
 const SILENT_BYTES: u64 = 2 << 10;
 
 /// An agent's connection, as its streams see it.
@@ -143,7 +145,7 @@ enum Closed {
 }
 
 impl Closed {
-    /// `None` = the connection did not end for a reason of the relay.
+    /// `None` = not a refusal: the connection failed, or the relay stops.
     fn refusal(&self) -> Option<Refusal> {
         Some(match self {
             Self::Failed(_) | Self::Stopping => return None,
@@ -384,7 +386,8 @@ fn prepare(stream: &TcpStream, silent: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     socket.set_send_buffer_size(SOCKET_BUFFER)?;
-    // A host that is gone acknowledges nothing, and views are sent every few seconds.
+    // A host that is gone acknowledges nothing, and the relay sends something (a view) every few
+    // seconds.
     socket.set_tcp_user_timeout(Some(silent))
 }
 

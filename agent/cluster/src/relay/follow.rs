@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use agent_core::policy::source::cluster::{Batch, Seen};
+use agent_core::{
+    high_scale::scope::PodScope,
+    policy::source::cluster::{Batch, Seen},
+};
 use fqdn_proto::relay::{FollowRequest, cluster_relay_client::ClusterRelayClient};
 use hyper::Uri;
 use hyper_util::rt::TokioIo;
@@ -68,6 +71,8 @@ pub(crate) struct Follower {
     pub(crate) resources: &'static [Resource],
     /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
     pub(crate) has_service_blocks: bool,
+    /// Pods that this agent reads; relays send all.
+    pub(crate) pods: PodScope,
     pub(crate) tasks: TaskTracker,
     /// Time between two reads of the certificates' files.
     pub(super) renewal: Duration,
@@ -115,7 +120,7 @@ impl Follower {
     }
 
     async fn follow_always(&self, mut current: Current) {
-        let mut receiver = Receiver::of(self.resources);
+        let mut receiver = Receiver::of(self.resources, self.pods.clone());
         let mut backoff = Backoff::default();
         // Failures of each relay since the last stream.
         let mut failures: BTreeMap<&str, String> = BTreeMap::new();

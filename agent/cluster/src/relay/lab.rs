@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use agent_core::policy::source::cluster::{Batch, ClusterDocuments, Seen};
+use agent_core::{
+    high_scale::scope::PodScope,
+    policy::source::cluster::{Batch, ClusterDocuments, Seen},
+};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::json;
 use tokio::{
@@ -217,6 +220,7 @@ pub(super) fn follow_with(addresses: &[&str], files: Option<&TlsFiles>) -> Agent
         send,
         resources: RESOURCES,
         has_service_blocks: false,
+        pods: PodScope::All,
         tasks: TaskTracker::new(),
         renewal: RENEWAL,
     };

@@ -7,11 +7,15 @@ use std::{
     hash::{BuildHasher as _, RandomState},
 };
 
-use agent_core::policy::{
-    parse::parse_object,
-    source::cluster::{Batch, Seen},
+use agent_core::{
+    high_scale::scope::PodScope,
+    policy::{
+        parse::parse_object,
+        source::cluster::{Batch, Seen},
+    },
 };
 use fqdn_proto::relay::{Frame, Hello, Position, Put, Stale, Step, step};
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
 use super::item::join;
@@ -61,11 +65,14 @@ pub(super) struct Received {
 pub(super) struct Receiver {
     /// Kinds that the agent follows; the relay sends others as well.
     resources: &'static [Resource],
+    /// Pods that the agent reads; the relay sends all.
+    pods: PodScope,
     /// The epoch of the relay's run; none before the Hello on this stream.
     epoch: Option<String>,
     position: Option<Position>,
     templates: BTreeMap<u64, Template>,
-    /// For the digests of objects: the same for every relay.
+    /// Computes the digests of objects. It stays when the agent changes to another relay, so that
+    /// equal objects keep equal digests.
     hash: RandomState,
 }
 
@@ -73,13 +80,36 @@ pub(super) struct Receiver {
 struct Template {
     value: Value,
     digest: u64,
+    /// Whether pods of this template are read, whatever node they are on.
+    is_kept: bool,
+}
+
+/// What the own part of a pod says about whether it is read. The other fields are skipped.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Place {
+    metadata: OwnMetadata,
+    spec: OwnSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct OwnMetadata {
+    labels: Option<IgnoredAny>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct OwnSpec {
+    node_name: Option<String>,
 }
 
 impl Receiver {
     /// A receiver without a position.
-    pub(super) fn of(resources: &'static [Resource]) -> Self {
+    pub(super) fn of(resources: &'static [Resource], pods: PodScope) -> Self {
         Self {
             resources,
+            pods,
             epoch: None,
             position: None,
             templates: BTreeMap::new(),
@@ -129,7 +159,12 @@ impl Receiver {
             step::Step::Template(template) => {
                 let value = json(&template.json, || format!("template {}", template.number))?;
                 let digest = self.hash.hash_one(&template.json);
-                let template_of = Template { value, digest };
+                let is_kept = self.pods.keeps(|key| value.pointer(&label(key))?.as_str());
+                let template_of = Template {
+                    value,
+                    digest,
+                    is_kept,
+                };
                 self.templates.insert(template.number, template_of);
             }
             step::Step::Forget(forget) => drop(self.templates.remove(&forget.number)),
@@ -175,6 +210,24 @@ impl Receiver {
         self.find(key.split('/').next().unwrap_or(key))
     }
 
+    /// Whether a pod may be in the scope. Most pods of a pruned node are not, so the JSON of their own parts is not read
+    /// into values.
+    fn reads(&self, put: &Put, template: Option<&Template>) -> bool {
+        let Some(node) = self.pods.node() else {
+            return true;
+        };
+        if template.is_some_and(|template| template.is_kept) {
+            return true;
+        }
+        match serde_json::from_slice::<Place>(&put.json) {
+            Ok(place) => {
+                place.metadata.labels.is_some() || place.spec.node_name.as_deref() == Some(node)
+            }
+            // It is refused by name.
+            Err(_) => true,
+        }
+    }
+
     fn put(&self, put: Put, resource: &'static Resource) -> Result<Seen, FrameError> {
         let template = match put.template {
             0 => None,
@@ -187,6 +240,9 @@ impl Receiver {
                     })?,
             ),
         };
+        if resource.kind == "Pod" && !self.reads(&put, template) {
+            return Ok(Seen::Gone(put.key));
+        }
         let own = json(&put.json, || put.key.clone())?;
         let of_kind = (resource.kind, resource.version);
         let object = join(&put.key, of_kind, template.map(|one| &one.value), own);
@@ -199,6 +255,12 @@ impl Receiver {
             json: Some(object.to_string().into()),
         })
     }
+}
+
+/// JSON pointer to a label of a pod.
+fn label(key: &str) -> String {
+    let key = key.replace('~', "~0").replace('/', "~1");
+    format!("/metadata/labels/{key}")
 }
 
 /// Adds to the last batch if it is of the same kind. A kind that is not read here is left out.

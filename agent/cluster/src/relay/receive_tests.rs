@@ -38,7 +38,7 @@ fn put(template: u64, json: &str) -> step::Step {
 fn a_relay_without_a_kind_is_too_old_and_named() {
     let mut kinds = all_kinds();
     kinds.retain(|kind| *kind != "EndpointSlice");
-    let error = Receiver::of(RESOURCES).take(frame(vec![hello(&kinds)]));
+    let error = Receiver::of(RESOURCES, PodScope::All).take(frame(vec![hello(&kinds)]));
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("version 0.0.9 and no EndpointSlice: update the relays"),
@@ -48,7 +48,7 @@ fn a_relay_without_a_kind_is_too_old_and_named() {
 
 #[test]
 fn a_relay_of_the_other_identity_allocation_is_named_with_the_flag() {
-    let mut receiver = Receiver::of(WITH_IDENTITIES);
+    let mut receiver = Receiver::of(WITH_IDENTITIES, PodScope::All);
     let error = receiver.take(frame(vec![hello(&all_kinds())])).unwrap_err();
     let error = error.to_string();
     assert!(
@@ -76,7 +76,7 @@ fn an_identity_is_the_object_that_the_relay_read() {
         template: 0,
         json: parts.own.into_bytes(),
     });
-    let mut receiver = Receiver::of(WITH_IDENTITIES);
+    let mut receiver = Receiver::of(WITH_IDENTITIES, PodScope::All);
     let mut received = receiver.take(frame(vec![hello(&kinds), put])).unwrap();
     let batch = received.batches.remove(0);
     assert_eq!(batch.kind, "CiliumIdentity");
@@ -98,7 +98,7 @@ fn a_kind_that_the_agent_does_not_read_is_left_out() {
         template: 7,
         json: b"?".to_vec(),
     });
-    let received = Receiver::of(RESOURCES).take(frame(vec![hello(&kinds), other]));
+    let received = Receiver::of(RESOURCES, PodScope::All).take(frame(vec![hello(&kinds), other]));
     assert!(received.unwrap().batches.is_empty());
 }
 
@@ -118,14 +118,14 @@ fn malformed_frames_are_errors_and_no_panic() {
         (vec![first(), put(0, "{")], "Pod/shop/web is not JSON"),
         (vec![first(), template], "template 1 is not JSON"),
     ] {
-        let error = Receiver::of(RESOURCES)
+        let error = Receiver::of(RESOURCES, PodScope::All)
             .take(frame(steps))
             .unwrap_err()
             .to_string();
         assert!(error.contains(text), "{error}");
     }
     // Not an object: refused by name, as the answer of an API server would be.
-    let mut receiver = Receiver::of(RESOURCES);
+    let mut receiver = Receiver::of(RESOURCES, PodScope::All);
     let received = receiver.take(frame(vec![first(), put(0, "[1]")])).unwrap();
     let seen = &received.batches[0].seen[0];
     assert!(
@@ -142,7 +142,7 @@ fn malformed_frames_are_errors_and_no_panic() {
 
 #[test]
 fn a_position_within_a_snapshot_is_none() {
-    let mut receiver = Receiver::of(RESOURCES);
+    let mut receiver = Receiver::of(RESOURCES, PodScope::All);
     let mut end = frame(vec![]);
     end.sequence = 9;
     receiver.take(frame(vec![hello(&all_kinds())])).unwrap();
@@ -155,4 +155,63 @@ fn a_position_within_a_snapshot_is_none() {
         .take(frame(vec![hello(&all_kinds()), listing]))
         .unwrap();
     assert_eq!(receiver.begin(), None);
+}
+
+#[test]
+fn pods_out_of_the_scope_are_gone_before_they_are_read() {
+    let scope = PodScope::Kept {
+        node: "n1".to_owned(),
+        keep: vec!["app.kubernetes.io/name=dns".parse().unwrap()],
+    };
+    let mut receiver = Receiver::of(RESOURCES, scope);
+    let template = |number: u64, labels: &str| {
+        let json =
+            format!(r#"{{"metadata":{{"labels":{{{labels}}}}},"spec":{{"hostNetwork":false}}}}"#);
+        let json = json.into_bytes();
+        step::Step::Template(Template { number, json })
+    };
+    let pod = |name: &str, template: u64, json: &str| {
+        let step::Step::Put(put) = put(template, json) else {
+            unreachable!();
+        };
+        let key = format!("Pod/shop/{name}");
+        step::Step::Put(Put { key, ..put })
+    };
+    let steps = vec![
+        hello(&all_kinds()),
+        template(1, r#""app":"web""#),
+        template(2, r#""app.kubernetes.io/name":"dns""#),
+        pod("own", 1, r#"{"spec":{"nodeName":"n1"}}"#),
+        // Its status would be refused if it were read.
+        pod("other", 1, r#"{"spec":{"nodeName":"n2"},"status":7}"#),
+        pod("pending", 1, r#"{"spec":{}}"#),
+        pod("kept", 2, r#"{"spec":{"nodeName":"n2"}}"#),
+        pod("plain", 0, r#"{"spec":{"nodeName":"n2"}}"#),
+        // Labels of its own may be those of `--high-scale-keep`.
+        pod(
+            "labelled",
+            0,
+            r#"{"metadata":{"labels":{}},"spec":{"nodeName":"n2"}}"#,
+        ),
+        pod("odd", 1, "[1"),
+    ];
+    let error = receiver.take(frame(steps.clone())).unwrap_err().to_string();
+    assert!(error.contains("Pod/shop/odd is not JSON"), "{error}");
+    let steps = steps.into_iter().take(9).collect();
+    let received = receiver.take(frame(steps)).unwrap();
+    let seen = received.batches.into_iter().flat_map(|batch| batch.seen);
+    let seen = seen.map(|seen| match seen {
+        Seen::Put { key, document, .. } => format!("{key} {}", document.is_ok()),
+        Seen::Gone(key) => format!("-{key}"),
+        other => format!("{other:?}"),
+    });
+    let expected = [
+        "Pod/shop/own true",
+        "-Pod/shop/other",
+        "-Pod/shop/pending",
+        "Pod/shop/kept true",
+        "-Pod/shop/plain",
+        "Pod/shop/labelled true",
+    ];
+    assert_eq!(seen.collect::<Vec<_>>(), expected);
 }

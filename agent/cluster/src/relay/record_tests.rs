@@ -1,6 +1,7 @@
 //! Objects become frames, and an agent that gets the frames has what its own watches would have given it.
 
 use agent_core::{
+    high_scale::scope::PodScope,
     policy::{document::PolicyDocument, source::cluster::ClusterDocuments},
     source_event::SourceEvent,
 };
@@ -130,7 +131,7 @@ struct Agent {
 impl Agent {
     fn new() -> Self {
         Self {
-            receiver: Receiver::of(RESOURCES),
+            receiver: Receiver::of(RESOURCES, PodScope::All),
             documents: Documents::new(),
             at: None,
             snapshots: 0,

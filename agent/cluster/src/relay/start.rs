@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use agent_core::policy::source::cluster::Batch;
+use agent_core::{high_scale::scope::PodScope, policy::source::cluster::Batch};
 use anyhow::{Context as _, Result};
 use daemon::{descriptors::Descriptors, http_server};
 use tokio::{
@@ -64,6 +64,7 @@ pub fn follow(
         send,
         resources: here.resources,
         has_service_blocks: here.has_service_blocks,
+        pods: here.pods,
         tasks: tasks.clone(),
         renewal: renewal::EVERY,
     };
@@ -103,6 +104,8 @@ pub async fn run(config: RelayConfig) -> Result<()> {
         resources,
         reads_only: false,
         has_service_blocks: config.has_service_blocks,
+        // Each agent drops what it does not read.
+        pods: PodScope::All,
     };
     let batches = watch_all(&api, &here, &shared.health, record::read, &tasks, &stop);
     let refusals = report(&api, &here.node, &shared.health, &tasks, &stop);

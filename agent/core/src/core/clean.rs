@@ -140,7 +140,8 @@ impl State {
     }
 
     /// Of the labels that an earlier run gave an address, removes those that stand for this name.
-    /// The other labels stay: the names that gave them may not be known again yet.
+    /// If labels of other names remain, all other labels stay, because those names may not be known
+    /// again yet. If none remains, all restored labels of the address are removed.
     pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
         let prefix = IpNet::from(address);
         let metadata = self.ipcache.get(prefix);

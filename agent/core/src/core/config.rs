@@ -100,8 +100,9 @@ pub struct CoreConfig {
     pub max_fqdn_identities: Option<usize>,
     /// Prefixes whose addresses get no label of a name.
     pub refused_prefixes: RefusedPrefixes,
-    /// Average number of addresses per second that one stream may send in mappings. A burst may
-    /// have ten times as many.
+    /// Average number of addresses per second that one stream may send in mappings. A burst of one
+    /// endpoint may have ten times as many, and a burst of all endpoints of the stream twenty times
+    /// as many.
     pub mapping_rate: u32,
     /// Whether a file of which only the names changed is written in the background
     /// ([`Step::KeepNames`]), so that a slow disk delays no answer.

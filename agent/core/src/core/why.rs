@@ -66,6 +66,8 @@ pub struct Findings {
     pub by_name: Vec<RuleView>,
     /// Whether an ordered list (EgressFirewall) applies to packets that the endpoint sends.
     pub has_tier: bool,
+    /// Whether pods of other nodes are not read (`--high-scale-prune`).
+    pub is_pruned: bool,
     /// For a name: its addresses that this endpoint learned. For an address: its names, from any
     /// endpoint.
     pub names: Vec<NameView>,
@@ -164,6 +166,7 @@ impl Core {
             endpoint: state.endpoint(endpoint),
             wanted_revision: subject.map_or(0, |subject| subject.revision()),
             has_tier: subject.is_some_and(|subject| subject.has_tier()),
+            is_pruned: state.config.pods.prunes(),
             ..Findings::default()
         };
         match target {

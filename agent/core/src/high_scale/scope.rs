@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use crate::policy::{
-    cluster::pod::Pod,
-    document::{Body, PolicyDocument},
-};
+use crate::policy::document::{Body, PolicyDocument};
 
 /// Labels of pods that every node reads, all of which a pod must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,22 +53,36 @@ impl PodScope {
         *self != Self::All
     }
 
+    /// The node whose pods are read; `None`: those of all nodes.
+    pub fn node(&self) -> Option<&str> {
+        match self {
+            Self::All => None,
+            Self::Kept { node, .. } => Some(node),
+        }
+    }
+
+    /// Whether pods with these labels are read from all nodes.
+    pub fn keeps<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Kept { keep, .. } => keep.iter().any(|keep| keep.select(&label)),
+        }
+    }
+
     /// Whether a document is read; it is no pod's, or of a pod in the scope.
     pub fn has(&self, document: &PolicyDocument) -> bool {
-        let Self::Kept { node, keep } = self else {
+        let Some(node) = self.node() else {
             return true;
         };
         match &document.body {
             Body::Pod(pod) => {
-                pod.node.as_deref() == Some(node) || keep.iter().any(|keep| keep.select(pod))
+                let label = |key: &str| pod.labels.get(key).map(String::as_str);
+                pod.node.as_deref() == Some(node) || self.keeps(label)
             }
             // It does not say which node it is of. Pods of this node are known by other documents.
-            Body::Endpoint(endpoint) => keep.iter().any(|keep| {
-                let has = |(key, value): (&String, &String)| {
-                    let mut labels = endpoint.labels.iter();
-                    labels.any(|label| label.key() == key && label.value() == value)
-                };
-                keep.0.iter().all(has)
+            Body::Endpoint(endpoint) => self.keeps(|key| {
+                let mut labels = endpoint.labels.iter();
+                Some(labels.find(|label| label.key() == key)?.value())
             }),
             _ => true,
         }
@@ -79,9 +90,9 @@ impl PodScope {
 }
 
 impl KeptLabels {
-    fn select(&self, pod: &Pod) -> bool {
+    fn select<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         let mut wanted = self.0.iter();
-        wanted.all(|(key, value)| pod.labels.get(key) == Some(value))
+        wanted.all(|(key, value)| label(key) == Some(value))
     }
 }
 

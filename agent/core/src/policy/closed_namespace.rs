@@ -1,4 +1,4 @@
-//! What stands in for a refused EgressFirewall of which no good version is known.
+//! The rules that replace a refused EgressFirewall of which no good version is known.
 
 use std::sync::Arc;
 

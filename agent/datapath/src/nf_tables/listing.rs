@@ -43,13 +43,13 @@ impl fmt::Display for Difference {
             Self::Flags => f.write_str("the table is dormant, or a program owns it"),
             Self::Missing(kind, name) => write!(f, "{kind} {name} is missing or changed"),
             Self::Foreign(kind, name) => write!(f, "{kind} {name} is foreign"),
-            Self::Rules(chain) => write!(f, "chain {chain} does not have just its rules"),
-            Self::Elements(set) => write!(f, "{set} does not have just its elements"),
+            Self::Rules(chain) => write!(f, "the rules of chain {chain} are not as they should be"),
+            Self::Elements(set) => write!(f, "the elements of {set} are not as they should be"),
         }
     }
 }
 
-/// The first difference; `None` if the kernel has just this table.
+/// The first difference; `None` if the kernel's table is exactly the wanted one.
 pub(super) fn compare(
     netfilter: &mut Netfilter,
     wanted: &Table,

@@ -45,6 +45,7 @@ fn rule() -> RuleView {
 fn found() -> Findings {
     Findings {
         has_tier: false,
+        is_pruned: false,
         endpoint: EndpointView {
             id: 7,
             key: "web.yaml/web".to_owned(),
@@ -425,6 +426,34 @@ fn a_block_that_covers_a_pod_is_named_and_opens_nothing() {
     let says = "a block covers its address, but means no pods or nodes: NetworkPolicy/shop/web \
                 spec.egress[0] (cidr:192.0.2.0/24; every port); add a rule with labels";
     assert!(text(&why).contains(says), "{}", text(&why));
+}
+
+#[test]
+fn a_pod_that_a_pruned_node_does_not_read_is_named_as_such() {
+    let labels = |text: &str| {
+        let mut read = read();
+        read.peer.labels = Some(vec![text.to_owned()]);
+        read.peer.about.clear();
+        read.peer.by.clear();
+        read.peer.verdict = Some(Verdict::NoRule);
+        read.entries = Ok(Entries::default());
+        [read]
+    };
+    let pruned = Findings {
+        is_pruned: true,
+        ..found()
+    };
+    let unread = labels("reserved:unmanaged");
+    missing(
+        &why(&pruned, &unread, true),
+        "identity",
+        "--high-scale-prune",
+    );
+    for (found, read) in [(&found(), &unread), (&pruned, &labels("k8s:app=web"))] {
+        let why = why(found, read, true);
+        missing(&why, "identity", "no selector of the policy selects it");
+        assert!(!text(&why).contains("--high-scale-prune"));
+    }
 }
 
 #[test]

@@ -69,11 +69,11 @@ impl State {
     }
 }
 
-/// Which namespace a name stands for now. The number of a process does not identify one, because another process may
-/// get it.
+/// Which namespace a name stands for now. A process id does not identify a namespace, because
+/// another process may get the same id later.
 pub(super) fn namespace_id(netns: &Netns) -> Lookup<NamespaceId> {
     if let Netns::Pid(_) = netns {
-        let reason = "the number of a process names no namespace for good";
+        let reason = "a process id does not identify a network namespace";
         return Lookup::Unknown(io::Error::other(reason));
     }
     let found = Lookup::of_path(fs::metadata(netns.path()));

@@ -1,7 +1,7 @@
 //! DNSNameResolver objects in the Kubernetes API.
 //!
 //! ```text
-//!  watch, relay or stored listing ─► task of documents ─► feed ─► watch() of every agent
+//!  watch, relay or stored list ─► task of documents ─► feed ─► watch() of every agent
 //!  get, list, create, delete, update_status ◄─► API server        lead(): a Lease beside the objects
 //! ```
 

@@ -36,7 +36,7 @@ const fn local(family: Family) -> &'static str {
     }
 }
 
-/// Adds the chains, and their sets without the members that follow from the node.
+/// Adds the chains and their sets, without the members that depend on the node: [`members`] gives these.
 pub(super) fn add(table: &mut Table) {
     let none = BTreeSet::new;
     table.counters.insert(TUNNELS.to_owned());
@@ -73,7 +73,7 @@ pub(super) fn add(table: &mut Table) {
     }
 }
 
-/// Members of the sets that follow from the node.
+/// For each set, the members that depend on the interfaces, tunnels and pods of the node.
 pub(super) fn members(links: &NodeLinks) -> BTreeMap<&'static str, BTreeSet<Element>> {
     let senders = links.senders.iter();
     let senders = senders.map(|link| Element::One(Value::Interface(*link)));

@@ -1,5 +1,5 @@
-//! Changes of tables that follow from a change of pods, while it is prepared and when it is in
-//! force.
+//! The changes of tables that a change of pods causes. A change of pods is first prepared
+//! ([`Txn`]), and then comes into force.
 
 use std::collections::{BTreeMap, BTreeSet};
 

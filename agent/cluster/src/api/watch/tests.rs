@@ -5,12 +5,16 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    api::scripted::{Server, refusal},
+    api::scripted::{HELD, Server, refusal},
     resource::WITH_IDENTITIES,
 };
 
 /// Starts the watch of one kind against the scripted server.
 fn watch_of(server: &Server, kind: &str) -> Started {
+    watch_of_scope(server, kind, PodScope::All)
+}
+
+fn watch_of_scope(server: &Server, kind: &str, pods: PodScope) -> Started {
     let resource = WITH_IDENTITIES.iter().find(|one| one.kind == kind).unwrap();
     let health = ClusterHealth::new("server", WITH_IDENTITIES);
     let (send, batches) = mpsc::channel(64);
@@ -21,6 +25,7 @@ fn watch_of(server: &Server, kind: &str) -> Started {
         send,
         read: parse_object,
         has_service_blocks: false,
+        pods,
         hash: RandomState::new(),
     };
     let stop = CancellationToken::new();
@@ -258,4 +263,76 @@ async fn a_quiet_watch_is_fresh_again_once_the_server_answers() {
         .push_back(lines(&[("BOOKMARK", bookmark)]));
     let fresh = || watch.health.watches()[0].reason.is_none();
     polling::until_async("the watch is fresh", fresh, |fresh| *fresh).await;
+}
+
+/// As [`lines`], of a watch that does not end.
+fn held(of: &[(&str, Value)]) -> (u16, String) {
+    let (code, text) = lines(of);
+    (code + HELD, text)
+}
+
+fn pod(name: &str, version: u32) -> Value {
+    json!({"metadata": {"name": name, "namespace": "n", "resourceVersion": version.to_string()}})
+}
+
+#[tokio::test]
+async fn pods_of_a_scope_are_one_list_of_several_requests() {
+    let scope = PodScope::Kept {
+        node: "n1".to_owned(),
+        keep: vec!["k8s-app=kube-dns".parse().unwrap()],
+    };
+    let server = Server::start(vec![
+        list("5", "", &[pod("own", 1), pod("moved", 4)]),
+        list("6", "", &[pod("dns", 2), pod("moved", 4)]),
+        held(&[("DELETED", pod("moved", 7)), ("MODIFIED", pod("own", 8))]),
+        held(&[("DELETED", pod("moved", 9)), ("ADDED", pod("dns2", 10))]),
+    ])
+    .await;
+    let mut watch = watch_of_scope(&server, "Pod", scope);
+    assert_eq!(watch.next().await, ["listing", "Pod/n/own", "Pod/n/moved"]);
+    // Objects of the first part stay, although the second part lists.
+    assert_eq!(watch.next().await, ["Pod/n/dns", "Pod/n/moved", "listed"]);
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        seen.extend(watch.next().await);
+    }
+    seen.sort();
+    // The pod that left both parts is gone once.
+    assert_eq!(seen, ["-Pod/n/moved", "Pod/n/dns2", "Pod/n/own"]);
+    let requests = server.requests.lock().clone();
+    for (request, wanted) in requests.iter().skip(1).zip([
+        ["fieldSelector=spec.nodeName%3Dn1", "limit=500"],
+        [
+            "fieldSelector=spec.nodeName%21%3Dn1",
+            "labelSelector=k8s-app%3Dkube-dns",
+        ],
+        ["fieldSelector=spec.nodeName%3Dn1", "resourceVersion=5"],
+        ["fieldSelector=spec.nodeName%21%3Dn1", "resourceVersion=6"],
+    ]) {
+        for wanted in wanted {
+            assert!(request.contains(wanted), "{request} lacks {wanted}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_part_that_cannot_be_read_again_makes_the_kind_stale_and_all_parts_list_again() {
+    let scope = PodScope::Kept {
+        node: "n1".to_owned(),
+        keep: vec!["k8s-app=kube-dns".parse().unwrap()],
+    };
+    let server = Server::start(vec![
+        list("5", "", &[pod("own", 1)]),
+        list("6", "", &[pod("dns", 2)]),
+        lines(&[]),
+        refusal(410, "too old"),
+        list("15", "", &[pod("own", 1)]),
+        list("16", "", &[]),
+    ])
+    .await;
+    let mut watch = watch_of_scope(&server, "Pod", scope);
+    assert_eq!(watch.next().await, ["listing", "Pod/n/own"]);
+    assert_eq!(watch.next().await, ["Pod/n/dns", "listed"]);
+    assert_eq!(watch.next().await, ["listing", "Pod/n/own"]);
+    assert_eq!(watch.next().await, ["listed"]);
 }

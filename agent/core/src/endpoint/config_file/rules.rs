@@ -65,7 +65,8 @@ fn addresses<'a>(prefixes: impl Iterator<Item = &'a IpNet>) -> BTreeMap<String, 
     prefixes.map(|prefix| (text(prefix), Empty {})).collect()
 }
 
-/// The anchored regular expression (RE2) of a rule set (`cilium-compat` 4).
+/// The regular expression (RE2) of a rule's names, as Cilium writes it: anchored, unless it matches
+/// every name. A [`NameRules::Regex`] stays unchanged.
 fn expression(names: &NameRules) -> String {
     match names {
         NameRules::All => "(?:)".to_owned(),

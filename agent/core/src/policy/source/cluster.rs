@@ -107,7 +107,7 @@ pub struct ClusterDocuments {
     changed: Option<Changed>,
     /// Uid of the cluster, as the watches saw it.
     uid: Option<Arc<str>>,
-    /// Uid of the cluster whose stored list stands in.
+    /// Uid of the cluster whose stored list is in use.
     stored_uid: Option<Arc<str>>,
     /// Decides which documents count. Other documents are treated as if they were gone.
     is_read: IsRead,
@@ -196,7 +196,7 @@ impl ClusterDocuments {
         self.uid.as_ref()
     }
 
-    /// Uid of the cluster whose stored list stands in, if it is not the watched cluster.
+    /// Uid of the cluster whose stored list is in use, if it is not the watched cluster.
     pub fn foreign_list(&self) -> Option<&Arc<str>> {
         let of_another = |stored: &&Arc<str>| self.uid.as_ref().is_some_and(|uid| uid != *stored);
         let stored = self.stored_uid.as_ref().filter(of_another)?;

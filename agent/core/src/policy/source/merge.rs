@@ -98,8 +98,7 @@ impl Merged {
         self.of_cluster(events)
     }
 
-    /// Takes a stored listing of the cluster. Returns the kinds that it stands in for, and the
-    /// changes.
+    /// Takes a stored list of the cluster. Returns the kinds for which it is used, and the changes.
     pub fn stand_in(
         &mut self,
         documents: Vec<(String, Read)>,

@@ -112,6 +112,20 @@ impl Walk<'_> {
                 );
                 return hop("identity", at, HopState::Missing, text, &remedy);
             }
+            let may_be_unread = labels.iter().any(|label| label == "reserved:unmanaged");
+            if self.found.is_pruned && may_be_unread {
+                let text = format!(
+                    "{text}; if a pod of another node has it, its labels are not known, because this node is pruned \
+                     (--high-scale-prune)"
+                );
+                let remedy = match self.question.direction {
+                    FlowDirection::Egress => "add an egress rule with its block (toCIDR)",
+                    FlowDirection::Ingress => {
+                        "its labels come with its packets; ask again within two seconds of one"
+                    }
+                };
+                return hop("identity", at, HopState::Missing, text, remedy);
+            }
             let remedy = match self.question.direction {
                 FlowDirection::Egress => {
                     "add an egress rule about it: by name, toCIDR, toEntities or toEndpoints"

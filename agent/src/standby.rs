@@ -11,7 +11,12 @@ mod trial;
 mod warm;
 mod watched;
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::{
+    fs::{self, File},
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use agent_datapath::{root::BpfRootLock, warm::Warm};
 use anyhow::{Context as _, Result, bail};
@@ -21,6 +26,7 @@ use daemon::{
     state_file::StateFileError,
 };
 use dns_policy::boot_time::BootTime;
+use nix::fcntl::Flock;
 use shared_maps::{pin, user::boot_id};
 use tokio::sync::oneshot;
 
@@ -71,17 +77,7 @@ pub(crate) async fn wait(
     let root = &config.flags.bpf_root;
     let comparison = Comparison::new(config, settings);
     comparison.check_root()?;
-    let turn = pins::make(root, pin::STANDBY_LOCK, MayOpen::Owner)?;
-    let mut turn = std::pin::pin!(on_thread(move || pins::wait(turn)));
-    let _turn = loop {
-        match tokio::time::timeout(LOOK, &mut turn).await {
-            Ok(turn) => break turn?.context("waiting for the turn of this standby")?,
-            Err(_) => {
-                manager.state(true, "waits for its turn to stand by");
-                manager.alive();
-            }
-        }
-    };
+    let _turn = turn(root, manager).await?;
     if let Some(lock) = free_or_same_state_dir(config).await? {
         let (begin, former) = (Begin::Start, former(config));
         return Ok(Taken {
@@ -116,23 +112,42 @@ pub(crate) async fn wait(
     brake(delay, &watched, manager).await;
     page.close().await;
     tracing::info!("taking over: the agent that owned this node has ended");
-    // An owner that was stopped for long, or died before it had looked for its endpoints, does not know where they are.
-    let keeps_endpoints =
-        former.has_looked() && delay.is_zero() && watched.silent_for() < NOT_LOOKED;
-    if !keeps_endpoints {
-        tracing::info!(
-            "this agent looks for all endpoints before it is ready, as after an ordinary start"
-        );
-    }
     let begin = Begin::Takeover {
         warm: warm.ok().map(Box::new),
-        keeps_endpoints,
+        keeps_endpoints: keeps_endpoints(&former, delay, &watched),
     };
     Ok(Taken {
         lock,
         begin,
         former,
     })
+}
+
+/// Waits until no other agent stands by.
+async fn turn(root: &Path, manager: &ServiceManager) -> Result<Flock<File>> {
+    let turn = pins::make(root, pin::STANDBY_LOCK, MayOpen::Owner)?;
+    let mut turn = std::pin::pin!(on_thread(move || pins::wait(turn)));
+    loop {
+        match tokio::time::timeout(LOOK, &mut turn).await {
+            Ok(turn) => return turn?.context("waiting for the turn of this standby"),
+            Err(_) => {
+                manager.state(true, "waits for its turn to stand by");
+                manager.alive();
+            }
+        }
+    }
+}
+
+/// Whether the endpoints are where the owner before had them. An owner that was stopped for long, or died before it had
+/// looked for them, does not know.
+fn keeps_endpoints(former: &Former, delay: Duration, watched: &Watched) -> bool {
+    let keeps = former.has_looked() && delay.is_zero() && watched.silent_for() < NOT_LOOKED;
+    if !keeps {
+        tracing::info!(
+            "this agent looks for all endpoints before it is ready, as after an ordinary start"
+        );
+    }
+    keeps
 }
 
 /// The owner before, which has ended.

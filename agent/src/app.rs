@@ -36,12 +36,13 @@ use dns_policy::epoch::Epoch;
 use shared_maps::{pin, user::Globals};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{Notify, watch},
+    sync::{Notify, oneshot, watch},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{kernel::NodeParts, listeners::Listeners, resolving::Resolving};
 use crate::{
+    admin::standby::Succession,
     cleanup::{self, Places},
     config::{Config, Settings},
     dnsproxy::BuiltinProxy,
@@ -52,12 +53,13 @@ use crate::{
     listener, liveness,
     netns_lock::NetnsLock,
     netpol,
+    owner::OwnerRecord,
     ownership::{Owned, Ownership},
     proxies::{Proxies, RulesTable},
     restore::Found,
     runner::identity_feed::IdentityFeed,
     runner::{self, CoreHandle, CoreThread, Feeds, Inbox},
-    standby::{self, Begin, owner_file::OwnerFile},
+    standby::{self, Begin},
 };
 
 /// Socket of a Cilium agent.
@@ -82,7 +84,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     refuse_beside_cilium(&config.flags.bpf_root)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (ownership, begin) = tokio::select! {
+    let (ownership, begin, record) = tokio::select! {
         owned = own(&config, &settings, &manager) => owned?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
@@ -106,7 +108,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
         .zip(api.clone());
     let places = Places::of(&config);
     let ends_if_it_hangs = config.flags.standby.standby.is_some();
-    let (config, mut parts, node) = kernel::prepare(config, api, begin).await?;
+    let (config, mut parts, node) = kernel::prepare(config, api, (begin, record.clone())).await?;
     parts.found.damaged.extend(damaged);
     parts.datapath = Box::new(Owned::new(
         parts.datapath,
@@ -129,6 +131,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = record.asked_to_end() => {}
         () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
     }
     manager.stopping();
@@ -136,6 +139,8 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     if let Err(error) = agent.stop().await {
         tracing::warn!(%error);
     }
+    // Before the locks are free: the next owner reads it.
+    let _panicked = tokio::task::spawn_blocking(move || record.stopped()).await;
     if let Some(set) = set
         && set.was_deleted().await
     {
@@ -155,28 +160,25 @@ async fn own(
     config: &Config,
     settings: &Settings,
     manager: &ServiceManager,
-) -> Result<(Ownership, Begin)> {
+) -> Result<(Ownership, Begin, OwnerRecord)> {
     let state_dir = &config.flags.state_dir;
-    let (root, state, begin) = match config.flags.standby.standby {
+    let (root, state, begin, former) = match config.flags.standby.standby {
         Some(_) => {
             let taken = standby::wait(config, settings, manager).await?;
             let state = standby::state_dir(config).await?;
-            (taken.lock, state, taken.begin)
+            (taken.lock, state, taken.begin, taken.former)
         }
         None => {
             let state = StateDirLock::take(state_dir)?;
-            (
-                BpfRootLock::take(&config.flags.bpf_root)?,
-                state,
-                Begin::Start,
-            )
+            let root = BpfRootLock::take(&config.flags.bpf_root)?;
+            let former = standby::former(config);
+            (root, state, Begin::Start, former)
         }
     };
-    let file = OwnerFile::new(&config.node_name, settings.clone());
-    if let Err(error) = file.write(state_dir) {
-        tracing::warn!(%error, "a standby cannot compare its settings with those of this agent");
-    }
-    Ok((Ownership::new(root, state), begin))
+    let is_takeover = matches!(begin, Begin::Takeover { .. });
+    let (node, settings) = (&config.node_name, settings.clone());
+    let record = OwnerRecord::begin(state_dir, node, settings, &former, is_takeover);
+    Ok((Ownership::new(root, state), begin, record))
 }
 
 /// Dependencies of an agent, made for the kernel or for a test.
@@ -197,8 +199,10 @@ pub struct Parts {
     pub tunnel: Option<TunnelStatus>,
     /// Client of the API server; `None` = no cluster.
     pub api: Option<Api>,
-    /// This agent was the standby of one that ended just now.
-    pub taken_over: bool,
+    /// The first listing has the endpoints where another agent had them until just now.
+    pub keeps_endpoints: bool,
+    /// What this agent notes about itself for the next owner.
+    pub owner: OwnerRecord,
 }
 
 /// Number of tasks that did not end.
@@ -255,6 +259,28 @@ impl Rim {
         }
     }
 
+    /// Notes for the next owner that the findings about all endpoints are in force.
+    fn note_looked(
+        &self,
+        looked: oneshot::Receiver<()>,
+        owner: OwnerRecord,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let (core, mut rules) = (self.core.clone(), self.proxies.watch_rules());
+        let noting = async move {
+            // The core answers after the events that were sent before.
+            let is_known = looked.await.is_ok()
+                && rules.wait_for(|rules| rules.ready).await.is_ok()
+                && core.summary().await.is_ok();
+            if is_known {
+                let _panicked = tokio::task::spawn_blocking(move || owner.looked()).await;
+            }
+        };
+        let stop = self.stop.clone();
+        async move {
+            stop.run_until_cancelled(noting).await;
+        }
+    }
+
     /// Starts the task that finds which learned addresses still have connections. `freed` wakes it.
     fn follow_connections(&self, config: &Config, freed: Arc<Notify>) {
         self.tasks.spawn(liveness::run(
@@ -301,7 +327,8 @@ impl Agent {
             gate,
             tunnel,
             api,
-            taken_over,
+            keeps_endpoints,
+            owner,
         } = parts;
         let mut damaged = found.damaged.clone();
         let epoch = epoch::begin_noting(files.dir(), &mut damaged)?;
@@ -335,9 +362,10 @@ impl Agent {
             endpoints,
             gate,
             api: api.clone(),
-            taken_over,
+            keeps_endpoints,
         };
-        let sources = sources::start(&config, &rim, from).await?;
+        let (sources, looked) = sources::start(&config, &rim, from).await?;
+        rim.tasks.spawn(rim.note_looked(looked, owner.clone()));
         damaged.extend_from_slice(sources.endpoints.damaged());
         let health = sources.cluster.as_ref();
         let identities = identity_tasks::start(&config, &rim, api.as_ref(), health, &wanted);
@@ -348,6 +376,11 @@ impl Agent {
             local: sources.local.clone(),
             high_scale: sources.high_scale.clone(),
         };
+        let succession = Succession::new(
+            owner,
+            &config.flags.admin_socket,
+            config.flags.standby.standby_expected,
+        );
         let about = pages::About {
             sources,
             damaged: Arc::new(damaged),
@@ -358,6 +391,7 @@ impl Agent {
             tunnel,
             limits,
             api,
+            succession,
         };
         pages::start(config, &rim, about, bound.pages);
         Ok(rim.into_agent(thread, builtin, streams, followed))

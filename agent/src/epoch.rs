@@ -189,6 +189,15 @@ pub fn begin(state: &Path) -> Result<Epoch, StateDirError> {
     begin_noting(state, &mut Vec::new())
 }
 
+/// Whether this program can count a start in `state`. Writes nothing.
+///
+/// # Errors
+/// A later release wrote the file, or it cannot be read.
+pub(crate) fn check(state: &Path) -> Result<(), StateDirError> {
+    let read = state_file::read_versioned::<EpochFile>(&state.join(EPOCH_FILE), VERSION);
+    read.map(|_| ()).map_err(unusable)
+}
+
 /// As [`begin`]; what is wrong with the file is added to `damaged`.
 pub(crate) fn begin_noting(
     state: &Path,

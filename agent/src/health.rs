@@ -13,6 +13,7 @@ use daemon::{
     descriptors::Descriptors,
     http_server::{self, OPENMETRICS, Socket, TEXT, answer},
 };
+use dns_policy::boot_time::BootTime;
 use holdfast_sdp::stats::Stats;
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes};
@@ -21,11 +22,12 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    admin::standby::Succession,
     cni::reports::PluginReports,
     endpoint::source::EndpointBook,
     identities::view::Identities,
     listener::{Listener, Listeners},
-    metrics::{self, Scrape, resolver::ResolverScrape},
+    metrics::{self, Scrape, owner::OwnerScrape, resolver::ResolverScrape},
     proxies::Proxies,
     resolver::task::ResolverHandle,
     runner::CoreHandle,
@@ -60,6 +62,8 @@ pub(crate) struct Health {
     pub tunnel: Option<TunnelStatus>,
     /// Limits and counters of the connections of every socket.
     pub listeners: Listeners,
+    /// Who owned the node before, and who does next.
+    pub succession: Succession,
 }
 
 impl Health {
@@ -124,6 +128,14 @@ impl Health {
         })
     }
 
+    async fn owner(&self) -> OwnerScrape {
+        let takeovers = self.succession.record.takeovers();
+        OwnerScrape {
+            standby_missing: self.succession.is_missing().await,
+            ..OwnerScrape::of(&takeovers, BootTime::now())
+        }
+    }
+
     /// How programs are attached, and what the kernel lacks.
     fn kernel(&self) -> String {
         let kernel = self.conditions.kernel();
@@ -173,6 +185,7 @@ impl Health {
             resolver: self.resolver().await,
             identities: self.identities.clone(),
             tunnel: self.tunnel.clone(),
+            owner: self.owner().await,
             listeners: self.listeners.counts(),
             open_descriptors: Descriptors::open().ok(),
             max_descriptors: self.listeners.limit(),

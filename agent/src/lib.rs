@@ -32,6 +32,7 @@ pub(crate) mod netlink_events;
 pub(crate) mod netns_lock;
 pub mod netpol;
 pub(crate) mod node;
+pub mod owner;
 pub(crate) mod ownership;
 pub mod policy_dir;
 pub mod proxies;

@@ -7,6 +7,7 @@ mod cluster;
 mod cluster_identities;
 mod core;
 pub mod meanings;
+pub mod owner;
 pub mod resolver;
 mod tunnel;
 
@@ -26,7 +27,7 @@ use holdfast_sdp::stats::Stats;
 use prometheus_client::encoding::DescriptorEncoder;
 use shared_maps::event::{Counter, Reason};
 
-use self::{meanings::OpenSetting, resolver::ResolverScrape};
+use self::{meanings::OpenSetting, owner::OwnerScrape, resolver::ResolverScrape};
 use crate::{
     cni::failures::AddFailure,
     identities::view::Identities,
@@ -70,6 +71,8 @@ pub struct Scrape {
     pub identities: Option<Identities>,
     /// The tunnel between nodes; `None` = this node has no part in it.
     pub tunnel: Option<TunnelStatus>,
+    /// How this agent came to own the node, and who takes over.
+    pub owner: OwnerScrape,
     /// Sockets with their connections: those that are open, and those that were rejected.
     pub listeners: Vec<(Listener, usize, u64)>,
     /// Descriptors that the agent has open; `None` where the number is not visible.
@@ -112,6 +115,7 @@ impl Sample {
     fn write(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Families(encoder);
         self.agent(&mut out)?;
+        self.scrape.owner.write(&mut out)?;
         self.listeners(&mut out)?;
         self.policies(&mut out)?;
         self.cluster(&mut out)?;
@@ -288,6 +292,12 @@ mod tests {
             resolver: None,
             identities: None,
             tunnel: None,
+            owner: OwnerScrape {
+                died: 3,
+                recent: 2,
+                standby_missing: Some(true),
+                ..OwnerScrape::default()
+            },
             listeners: Listener::ALL.iter().map(|of| (*of, 3, 4)).collect(),
             open_descriptors: Some(70),
             max_descriptors: 1024,
@@ -319,6 +329,10 @@ mod tests {
             "holdfast_listener_connections{listener=\"sdp\"} 3",
             "holdfast_listener_rejected_total{listener=\"fqdndata\"} 4",
             "holdfast_open_descriptors 70",
+            "holdfast_takeovers_total{end=\"died\"} 3",
+            "holdfast_takeovers_total{end=\"stopped\"} 0",
+            "holdfast_takeovers_recent 2",
+            "holdfast_standby_missing 1",
             "holdfast_max_descriptors 1024",
             "holdfast_kubernetes_pods_started_open 4",
             "holdfast_kubernetes_nodes_without_agent 1",

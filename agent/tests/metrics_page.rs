@@ -18,7 +18,7 @@ use daemon::metrics::Counts;
 use holdfast_agent::{
     identities::view::Identities,
     listener::Listener,
-    metrics::{self, Scrape, meanings, resolver::ResolverScrape},
+    metrics::{self, Scrape, meanings, owner::OwnerScrape, resolver::ResolverScrape},
     netpol::metrics::NetpolScrape,
     proxies::Proxies,
 };
@@ -124,6 +124,11 @@ fn agent() -> Vec<Family> {
         resolver: Some(ResolverScrape::default()),
         identities: Some(Identities::default()),
         tunnel: Some(TunnelStatus::default()),
+        owner: OwnerScrape {
+            standby_missing: Some(false),
+            silent_seconds: Some(0),
+            ..OwnerScrape::default()
+        },
         listeners: Listener::ALL.iter().map(|of| (*of, 0, 0)).collect(),
         open_descriptors: Some(0),
         max_descriptors: 0,

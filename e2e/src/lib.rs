@@ -43,6 +43,7 @@ pub mod relay;
 pub(crate) mod repairs;
 pub mod service;
 pub mod shell;
+pub mod small_disk;
 pub mod soak;
 pub mod standby;
 pub mod storm;

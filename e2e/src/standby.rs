@@ -23,6 +23,10 @@ const HANGS: Duration = Duration::from_secs(30);
 pub const STANDING_BY: &str = "standing by: ";
 /// In the log of one that waited.
 pub const TAKING_OVER: &str = "taking over: ";
+/// In the log of one that does not rely on the places of endpoints that the owner before had.
+pub const LOOKS_FIRST: &str = "looks for all endpoints before it is ready";
+/// In the log of one that waits because several owners died.
+pub const BRAKES: &str = "waits before it takes over";
 
 /// Starts an agent beside the owner. It gets the metrics port when it takes over.
 pub fn second(lab: &Lab, name: &str, options: &AgentOptions) -> Result<Program> {
@@ -34,11 +38,16 @@ pub fn second(lab: &Lab, name: &str, options: &AgentOptions) -> Result<Program> 
 /// As [`second`], until it waits for the owner's end.
 pub fn standing_by(lab: &Lab, name: &str, options: &AgentOptions) -> Result<Program> {
     let standby = second(lab, name, options)?;
-    eventually("it stands by", SOON, || {
-        ensure!(standby.log().contains(STANDING_BY), "{}", standby.log());
-        Ok(())
-    })?;
+    stands_by(&standby)?;
     Ok(standby)
+}
+
+/// Waits until an agent waits for the owner's end.
+pub fn stands_by(agent: &Program) -> Result<()> {
+    eventually("it stands by", SOON, || {
+        ensure!(agent.log().contains(STANDING_BY), "{}", agent.log());
+        Ok(())
+    })
 }
 
 /// Waits until this agent is the one that answers, and ready.
@@ -49,6 +58,30 @@ pub fn expect_owner(lab: &Lab, agent: &Program) -> Result<()> {
         ensure!(pid == Some(agent.id().into()), "pid {pid:?}");
         let is_ready = status.pointer("/ready").and_then(Value::as_bool);
         ensure!(is_ready == Some(true), "it is not ready");
+        Ok(())
+    })
+}
+
+/// What the owner has noted about itself.
+pub fn owner_file(lab: &Lab) -> Result<Value> {
+    let path = lab.directory().join("state/owner.json");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Changes what the owner has noted about itself.
+pub fn edit_owner_file(lab: &Lab, edit: impl FnOnce(&mut Value)) -> Result<()> {
+    let mut file = owner_file(lab)?;
+    edit(&mut file);
+    let path = lab.directory().join("state/owner.json");
+    Ok(fs::write(path, serde_json::to_vec(&file)?)?)
+}
+
+/// Waits until the owner has looked for its endpoints, and has noted it.
+pub fn has_looked(lab: &Lab) -> Result<()> {
+    eventually("the owner has looked for its endpoints", SOON, || {
+        let looked = owner_file(lab)?.pointer("/run/looked").cloned();
+        ensure!(looked == Some(Value::Bool(true)), "{looked:?}");
         Ok(())
     })
 }
@@ -65,6 +98,17 @@ pub fn with_value(command: &Command, flag: &str, value: &Path) -> Command {
         });
         is_value = argument == flag;
     }
+    copy_environment(command, &mut changed);
+    changed
+}
+
+/// The command with its metrics on another port.
+pub fn with_metrics(command: &Command, port: u16) -> Command {
+    let mut changed = Command::new(command.get_program());
+    let is_metrics =
+        |argument: &&std::ffi::OsStr| argument.to_string_lossy().starts_with("--metrics-address=");
+    changed.args(command.get_args().filter(|argument| !is_metrics(argument)));
+    changed.arg(format!("--metrics-address=127.0.0.1:{port}"));
     copy_environment(command, &mut changed);
     changed
 }

@@ -268,7 +268,10 @@ impl Storm<'_> {
 fn options(successor: Successor) -> AgentOptions {
     match successor {
         Successor::Restart => AgentOptions::default(),
-        Successor::Standby => AgentOptions::default().flag("--standby"),
+        // A storm is a loop of takeovers: the brake has tests of its own.
+        Successor::Standby => AgentOptions::default()
+            .flag("--standby")
+            .flag("--standby-max-delay=0s"),
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub(crate) mod bpf;
 mod cluster;
+mod handover;
 mod identity;
 mod netpol;
 pub(crate) mod observe;
@@ -23,9 +24,10 @@ use daemon::command_line::{
 };
 use holdfast_agent::{
     admin::{
-        client::Client,
+        client::{Client, ClientError},
         model::{Done, Policies, Status},
         query::encode,
+        standby::StandbyView,
     },
     cleanup::{self, Places},
     config::{
@@ -60,11 +62,15 @@ pub(crate) async fn run(command: Command) -> Result<()> {
         }
         Command::Status(args) => {
             let client = Client::new(args.client.admin_socket());
-            let status: Status = client.get("/v1/status").await?;
+            let status: Status = match client.get("/v1/status").await {
+                Ok(status) => status,
+                Err(error) => return without_owner(&args.client, error).await,
+            };
             print(args.client.output(), &status, |status| {
                 show::status(status, args.verbose)
             })
         }
+        Command::Handover(args) => handover::run(&args).await,
         Command::Health { what, client } => health(what, &client).await,
         Command::Version(args) => version(&args).await,
         Command::Endpoint(command) => endpoint(command).await,
@@ -130,6 +136,14 @@ pub(crate) async fn number_of(client: &Client, text: &str) -> Result<u16> {
         Ok(number) => Ok(number),
         Err(_) => Ok(called(client, text).await?.id),
     }
+}
+
+/// Shows what the standby knows if its owner does not answer. Fails with the owner's error.
+async fn without_owner(args: &ClientArgs, error: ClientError) -> Result<()> {
+    if let Some(standby) = StandbyView::beside(args.admin_socket()).await {
+        print(args.output(), &standby, show::standby)?;
+    }
+    Err(error.into())
 }
 
 async fn health(what: HealthArgs, args: &ClientArgs) -> Result<()> {

@@ -87,6 +87,14 @@ impl Client {
         }
     }
 
+    /// A client that sends requests to the agent that stands by, at `socket`.
+    pub(crate) fn of_standby(socket: &Path) -> Self {
+        Self {
+            start: "holdfast-agent run --standby",
+            ..Self::new(socket)
+        }
+    }
+
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.request(Method::GET, path, Vec::new()).await
     }

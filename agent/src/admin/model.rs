@@ -19,6 +19,7 @@ use crate::{
     admin::standby::StandbyView,
     endpoint::source::{Unresolved, taken_in::StartedOpen},
     identities::view::IdentitiesView,
+    owner::OwnerView,
     proxies::ProxyView,
     resolver::view::ResolverView,
 };
@@ -69,6 +70,9 @@ pub struct Status {
     /// Missing containers and interfaces that endpoint documents name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<String>,
+    /// How this agent came to own the node.
+    #[serde(default)]
+    pub owner: OwnerView,
     /// The agent that takes over when this one ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyView>,

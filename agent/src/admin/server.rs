@@ -37,6 +37,7 @@ use super::{
     model::{Done, Policies, Why},
     problems,
     query::parameter,
+    standby::{OWNER, STEP_ASIDE, Succession},
     why::{self, Question},
 };
 use crate::{
@@ -77,8 +78,8 @@ pub struct Admin {
     /// Files found damaged at the start.
     pub damaged: Arc<Vec<String>>,
     pub state_dir: PathBuf,
-    /// The socket that this interface is served on.
-    pub socket: PathBuf,
+    /// Who owned the node before, and who does next.
+    pub succession: Succession,
     /// State of the node's part of the datapath.
     pub conditions: Conditions,
     /// State of the watches, if the cluster is a source.
@@ -124,6 +125,8 @@ impl Admin {
         let get = method == Method::GET;
         match path.as_str() {
             "/v1/status" if get => render(&self.status().await?),
+            STEP_ASIDE if method == Method::POST => render(&self.succession.step_aside().await?),
+            OWNER if get => render(&self.succession.record.view()),
             "/v1/endpoints" if get => render(&self.core.snapshot().await?.endpoints),
             "/v1/endpoint" if get => {
                 let called = required(query.as_deref(), "called")?;

@@ -6,8 +6,8 @@ use agent_datapath::{features::KernelView, quota, tunnel::TunnelStatus, upkeep::
 
 use super::{model::Status, problems, server::Admin};
 use crate::{
-    admin::standby::StandbyView, dir_writers::OwnDirectory, endpoint::source::Unresolved,
-    identities::view::Identities, netns_lock, proxies::ProxyView, refusal::Refusal,
+    dir_writers::OwnDirectory, endpoint::source::Unresolved, identities::view::Identities,
+    netns_lock, proxies::ProxyView, refusal::Refusal,
 };
 
 impl Admin {
@@ -52,6 +52,8 @@ impl Admin {
             problems.push(format!("quotas of endpoints cannot be read: {error}"));
             Vec::new()
         });
+        let standby = self.succession.standby().await;
+        problems.extend(self.succession.problem(standby.as_ref()));
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -73,7 +75,8 @@ impl Admin {
             identities,
             tunnel,
             awaited: self.endpoints.awaited(),
-            standby: StandbyView::beside(&self.socket).await,
+            owner: self.succession.record.view(),
+            standby,
             started_open: self.endpoints.started_open(),
         })
     }

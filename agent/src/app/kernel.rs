@@ -22,6 +22,7 @@ use shared_maps::user::Globals;
 use super::Parts;
 use crate::{
     config::Config,
+    owner::OwnerRecord,
     restore,
     runner::{self, CoreHandle},
     standby::Begin,
@@ -44,7 +45,7 @@ pub(super) struct NodeParts {
 pub(super) async fn prepare(
     mut config: Config,
     api: Option<Api>,
-    begin: Begin,
+    (begin, record): (Begin, OwnerRecord),
 ) -> Result<(Config, Parts, NodeParts)> {
     let files = StateFiles::open(&config.state())
         .with_context(|| format!("--state-dir {}", config.flags.state_dir.display()))?;
@@ -54,9 +55,12 @@ pub(super) async fn prepare(
         found.read_pre_cache(path);
     }
     let begun = Instant::now();
-    let (taken_over, warm) = match begin {
+    let (keeps_endpoints, warm) = match begin {
         Begin::Start => (false, None),
-        Begin::Takeover(warm) => (true, warm.map(|warm| *warm)),
+        Begin::Takeover {
+            warm,
+            keeps_endpoints,
+        } => (keeps_endpoints, warm.map(|warm| *warm)),
     };
     let channel = runner::channel();
     let written = write_names(&files, &channel.0)?;
@@ -106,7 +110,8 @@ pub(super) async fn prepare(
         gate: Some(Box::new(gate)),
         tunnel: node.tunnel.as_ref().map(Tunnel::status),
         api,
-        taken_over,
+        keeps_endpoints,
+        owner: record,
     };
     Ok((config, parts, node))
 }

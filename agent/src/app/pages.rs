@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use super::{Rim, listeners::PageListeners, sources};
 use crate::{
-    admin::server::Admin,
+    admin::{server::Admin, standby::Succession},
     cni::{endpoints::Endpoints, install::CniCondition, reports::PluginReports, server::CniServer},
     config::Config,
     dir_writers::OwnDirectory,
@@ -36,6 +36,8 @@ pub(super) struct About {
     /// Limits on the connections of each socket.
     pub(super) limits: Listeners,
     pub(super) api: Option<Api>,
+    /// Who owned the node before, and who does next.
+    pub(super) succession: Succession,
 }
 
 /// Starts the admin interface, and the CNI and metrics servers if they are configured.
@@ -92,7 +94,7 @@ fn serve_admin(
         builtin: describe(about.builtin.clone()),
         damaged: Arc::clone(&about.damaged),
         state_dir: config.flags.state_dir.clone(),
-        socket: config.flags.admin_socket.clone(),
+        succession: about.succession.clone(),
         conditions: about.conditions.clone(),
         cluster: about.sources.cluster.clone(),
         resolver: about.resolver.clone(),
@@ -130,6 +132,7 @@ fn serve_metrics(rim: &Rim, about: About, reports: PluginReports, listener: TcpL
         identities: about.identities,
         tunnel: about.tunnel,
         listeners: about.limits,
+        succession: about.succession,
     };
     let (tasks, stop) = (&rim.tasks, &rim.stop);
     tasks.spawn(health.serve(listener, tasks.clone(), stop.clone()));

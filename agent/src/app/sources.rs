@@ -22,7 +22,7 @@ use agent_core::{
 };
 use agent_datapath::closed::Gate;
 use anyhow::{Context as _, Result};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::Rim;
 use crate::{
@@ -49,8 +49,8 @@ pub(super) struct From {
     /// Takes DNSNameResolver objects of the cluster.
     pub(super) names: Option<Arc<Feed>>,
     pub(super) api: Option<Api>,
-    /// Another agent had the endpoints until just now.
-    pub(super) taken_over: bool,
+    /// The first listing has the endpoints where another agent had them until just now.
+    pub(super) keeps_endpoints: bool,
 }
 
 /// What others ask the sources for.
@@ -64,8 +64,13 @@ pub(super) struct Started {
     pub(super) high_scale: watch::Receiver<HighScaleView>,
 }
 
-/// Starts every source. The core has the node's addresses when this returns.
-pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Started> {
+/// Starts every source. The core has the node's addresses when this returns. The receiver says when each endpoint of
+/// the first listing has been looked at.
+pub(super) async fn start(
+    config: &Config,
+    rim: &Rim,
+    from: From,
+) -> Result<(Started, oneshot::Receiver<()>)> {
     let From {
         state,
         policies,
@@ -73,7 +78,7 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         gate,
         names,
         api,
-        taken_over,
+        keeps_endpoints,
     } = from;
     let changed = node::events(&rim.tasks, rim.stop.clone());
     let interfaces = own_interfaces::list().context("listing the node's addresses")?;
@@ -85,7 +90,8 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
     rim.tasks.spawn(stop.run_until_cancelled_owned(following));
     let (local, pods) = watch::channel(Arc::<LocalPods>::default());
     let of_node = pods.clone();
-    let endpoints = endpoint_source(config, rim, &state, (endpoints, taken_over), gate)?;
+    let restored = (endpoints, keeps_endpoints);
+    let (endpoints, looked) = endpoint_source(config, rim, &state, restored, gate)?;
     if api.is_some() {
         let netns_dir = config.netns_dir.clone();
         endpoints.take_in_from(PodSource { pods, netns_dir });
@@ -125,12 +131,13 @@ pub(super) async fn start(config: &Config, rim: &Rim, from: From) -> Result<Star
         pods: config.core.pods.clone(),
     };
     document_source::start(sources, feed, &rim.tasks, &rim.stop);
-    Ok(Started {
+    let started = Started {
         endpoints,
         cluster,
         local: of_node,
         high_scale: of_tunnel,
-    })
+    };
+    Ok((started, looked))
 }
 
 /// Which cluster a stored list is of.
@@ -166,9 +173,9 @@ fn endpoint_source(
     config: &Config,
     rim: &Rim,
     state: &Path,
-    (restored, taken_over): (Vec<EndpointSpec>, bool),
+    (restored, keeps_endpoints): (Vec<EndpointSpec>, bool),
     gate: Option<Box<dyn Gate>>,
-) -> Result<Arc<EndpointBook>> {
+) -> Result<(Arc<EndpointBook>, oneshot::Receiver<()>)> {
     let handle = rim.core.clone();
     let book = EndpointBook::open(
         config.flags.endpoint_dir.clone(),
@@ -181,11 +188,11 @@ fn endpoint_source(
             let _stopped = handle.send_blocking(Event::Endpoints(event));
         },
     )?;
-    if taken_over {
+    if keeps_endpoints {
         book.keep_found();
     }
     // Without a directory there is still what was added by command and cannot be resolved yet.
     let watched = config.flags.endpoint_dir.as_deref().unwrap_or(state);
-    polls::run(Arc::clone(&book), watched, &rim.tasks, rim.stop.clone());
-    Ok(book)
+    let looked = polls::run(Arc::clone(&book), watched, &rim.tasks, rim.stop.clone());
+    Ok((book, looked))
 }

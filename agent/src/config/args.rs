@@ -69,6 +69,8 @@ pub enum Command {
     Relay(Box<RelayArgs>),
     /// Show the state of the running agent, and its recent failures
     Status(StatusArgs),
+    /// Make the agent that stands by (--standby) take over, for example after an upgrade. First the standby reads the files and maps of the owner with its own version: if it cannot, the owner goes on, and the reason is printed. Exit 0 when the standby owns the node and is ready
+    Handover(ClientArgs),
     /// Exit 0 if the running program is ready; otherwise print the missing parts and exit 1. For readiness and liveness probes
     Health {
         #[command(flatten)]

@@ -6,13 +6,15 @@ use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
 /// Flags that may differ between two agents of one node: they change nothing that is in force.
-const MAY_DIFFER: [&str; 6] = [
+const MAY_DIFFER: [&str; 8] = [
     "config",
     "config_dir",
     "log_format",
     "log_level",
     "metrics_address",
     "standby",
+    "standby_expected",
+    "standby_max_delay",
 ];
 
 /// Paths at which proxies, commands and the next owner find an owner's files and sockets. They may not differ in a

@@ -9,6 +9,7 @@ use crate::{
     identities::view::Outcome,
     listener::Listener,
     netpol,
+    owner::takeovers::OwnerEnd,
     proxies::StreamKind,
     resolver::counters::{LookupResult, WriteResult},
 };
@@ -123,6 +124,7 @@ pub fn labels() -> impl Iterator<Item = [&'static str; 4]> {
         .chain(meanings::<Repaired>("reconcile_differences"))
         .chain(meanings::<Part>("datapath_broken"))
         .chain(meanings::<OpenSetting>("open_setting"))
+        .chain(meanings::<OwnerEnd>("takeovers"))
         .chain(meanings::<StreamKind>("proxy_streams"))
         .chain(meanings::<Refusal>("relay_refused"))
         .chain(meanings::<LookupResult>("resolver_lookups"))

@@ -1,10 +1,10 @@
-//! What a standby answers: its own socket beside the owner's admin socket says what waits, and since when; its metrics
-//! address says that it is alive.
+//! What a standby answers: its own socket beside the owner's admin socket says what waits, since when, and what it knows
+//! of the owner; its metrics address says that it is alive, and has the metrics of takeovers.
 //!
 //! An agent in the place of another one, on the same network, often has the same metrics address. Then the owner has it,
 //! and the standby gets it with the takeover.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use daemon::{
@@ -18,15 +18,14 @@ use hyper::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::{trial::Trial, watched::Watched};
 use crate::{
-    admin::standby::{PATH, StandbyView, socket},
+    admin::standby::{PATH, TRIAL, socket},
     config::Config,
     grpc::peer,
     listener::{Listener, Listeners},
+    refusal::{self, Refusal},
 };
-
-/// A scrape without a value: the values are the owner's.
-const NO_METRICS: &str = "# EOF\n";
 
 /// Serves until it is closed.
 pub(super) struct Page {
@@ -37,18 +36,19 @@ pub(super) struct Page {
 
 impl Page {
     /// Binds the socket, and the metrics address if it is free.
-    pub(super) async fn serve(config: &Config, view: &StandbyView) -> Result<Self> {
+    pub(super) async fn serve(config: &Config, watched: &Watched, trial: Trial) -> Result<Self> {
         let path = socket(&config.flags.admin_socket);
         let listener = peer::bind(&path, None).context("the socket of the standby")?;
-        let body = serde_json::to_vec(view)?;
         let limits = Listeners::new(Descriptors::raise().limit());
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let trial = Arc::new(trial);
+        let (of_page, of_metrics) = (watched.clone(), watched.clone());
         let serving = http_server::serve(
             Socket::Unix(listener),
             limits.admission(Listener::Admin),
             move |request: Request<Incoming>| {
-                let answer = of_socket(request.uri().path(), &body);
-                async move { answer }
+                let (watched, trial) = (of_page.clone(), Arc::clone(&trial));
+                async move { of_socket(request.uri().path(), &watched, trial).await }
             },
             tasks.clone(),
             stop.clone(),
@@ -59,8 +59,8 @@ impl Page {
                 let serving = http_server::serve(
                     Socket::Tcp(listener),
                     limits.admission(Listener::Metrics),
-                    |request: Request<Incoming>| {
-                        let answer = of_health(request.uri().path());
+                    move |request: Request<Incoming>| {
+                        let answer = of_health(request.uri().path(), &of_metrics);
                         async move { answer }
                     },
                     tasks.clone(),
@@ -73,6 +73,11 @@ impl Page {
                 tracing::info!(%error, "the metrics address is not this standby's until it takes over");
             }
         }
+        let asking = watched.clone().ask();
+        let until = stop.clone();
+        tasks.spawn(async move {
+            until.run_until_cancelled(asking).await;
+        });
         Ok(Self { path, stop, tasks })
     }
 
@@ -91,19 +96,37 @@ impl Drop for Page {
     }
 }
 
-fn of_socket(path: &str, view: &[u8]) -> Response<Full<Bytes>> {
+async fn of_socket(path: &str, watched: &Watched, trial: Arc<Trial>) -> Response<Full<Bytes>> {
     match path {
-        PATH => answer(StatusCode::OK, JSON, view.to_vec()),
+        TRIAL => {
+            let tried = tokio::task::spawn_blocking(move || trial.run()).await;
+            let tried = tried.map_err(|error| Refusal::internal(&error));
+            let refused = |reason| Refusal::new(StatusCode::CONFLICT, reason);
+            let tried = tried.and_then(|tried| tried.map_err(refused));
+            refusal::answer(tried.map(|()| b"{}".to_vec()))
+        }
+        PATH => match serde_json::to_vec(&watched.view()) {
+            Ok(view) => answer(StatusCode::OK, JSON, view),
+            Err(error) => not_written(&error.to_string()),
+        },
         _ => not_known(path),
     }
 }
 
-fn of_health(path: &str) -> Response<Full<Bytes>> {
+fn of_health(path: &str, watched: &Watched) -> Response<Full<Bytes>> {
     match path {
         "/healthz" | "/readyz" => answer(StatusCode::OK, TEXT, "this agent stands by\n"),
-        "/metrics" => answer(StatusCode::OK, OPENMETRICS, NO_METRICS),
+        "/metrics" => match watched.scrape().text() {
+            Ok(text) => answer(StatusCode::OK, OPENMETRICS, text),
+            Err(error) => not_written(&error.to_string()),
+        },
         _ => not_known(path),
     }
+}
+
+fn not_written(error: &str) -> Response<Full<Bytes>> {
+    let text = format!("the answer cannot be written: {error}\n");
+    answer(StatusCode::INTERNAL_SERVER_ERROR, TEXT, text)
 }
 
 fn not_known(path: &str) -> Response<Full<Bytes>> {

@@ -17,6 +17,7 @@ use holdfast_agent::{
         model::{Done, Policies, Status},
         query::encode,
         server::Admin,
+        standby::Succession,
     },
     endpoint::{
         container::Containers,
@@ -24,6 +25,7 @@ use holdfast_agent::{
     },
     events::Events,
     grpc::peer,
+    owner::OwnerRecord,
 };
 
 use shared_maps::user::Globals;
@@ -56,7 +58,7 @@ fn serve(lab: &Lab) -> Client {
         builtin: Arc::new(|| "disabled".to_owned()),
         damaged: Arc::new(vec!["a file is damaged".to_owned()]),
         state_dir: lab.dir.path().to_owned(),
-        socket: socket.clone(),
+        succession: Succession::new(OwnerRecord::default(), &socket, false),
         conditions: Conditions::default(),
         cluster: None,
         resolver: None,

@@ -21,6 +21,7 @@ use holdfast_agent::{
     admin::{client::Client, model::Status},
     app::{Agent, Parts},
     config::{Cli, Command, Config},
+    owner::OwnerRecord,
     runner::{self, CoreHandle},
 };
 use parking_lot::Mutex;
@@ -121,7 +122,8 @@ impl Node {
             gate: None,
             tunnel: None,
             api: None,
-            taken_over: false,
+            keeps_endpoints: false,
+            owner: OwnerRecord::default(),
         };
         let admin = Client::new(&config.flags.admin_socket);
         let agent = Agent::start(config, parts).await.unwrap();

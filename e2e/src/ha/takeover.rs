@@ -175,7 +175,12 @@ impl<'a> FullNode<'a> {
 
     fn options(&self) -> AgentOptions {
         let socket = format!("--cni-socket={}", self.setup.lab.cni_socket().display());
-        self.setup.agent_options().flag("--standby").flag(&socket)
+        // Each round is a takeover: the brake would be measured, too.
+        self.setup
+            .agent_options()
+            .flag("--standby")
+            .flag("--standby-max-delay=0s")
+            .flag(&socket)
     }
 
     fn stand_by(&mut self) -> Result<Program> {

@@ -1,53 +1,14 @@
 //! A full disk under the state directory. Everything in force stays, also across a restart. New
 //! names and blocks wait, and `status` names the file.
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_e2e::lab::{DNS4, UDP_PORT, at, other4, web4};
 use holdfast_e2e::policy::{cidr, dns, egress, good_names, names};
-use holdfast_e2e::{AgentOptions, Lab, Query, eventually, shell, with_lab};
+use holdfast_e2e::small_disk::SmallDisk;
+use holdfast_e2e::{AgentOptions, Lab, Query, eventually, with_lab};
 
 const SOON: Duration = Duration::from_secs(10);
-
-/// A small disk as the state directory, unmounted when dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn at(path: &Path) -> Result<Self> {
-        let text = path.display().to_string();
-        shell::run(
-            "mount",
-            &["-t", "tmpfs", "-o", "size=256k,mode=755", "tmpfs", &text],
-        )?;
-        Ok(Self(path.to_owned()))
-    }
-
-    fn filler(&self) -> PathBuf {
-        self.0.join("filler")
-    }
-
-    fn fill(&self) -> Result<()> {
-        let full = std::fs::write(self.filler(), vec![0; 1 << 20]);
-        let error = full.err().context("the disk is larger than it should be")?;
-        ensure!(error.kind() == std::io::ErrorKind::StorageFull, "{error}");
-        Ok(())
-    }
-
-    fn empty(&self) -> Result<()> {
-        Ok(std::fs::remove_file(self.filler())?)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let path = self.0.display().to_string();
-        // Lazily: a program of a failed test may still have a file open.
-        if let Err(error) = shell::run("umount", &["-l", &path]) {
-            eprintln!("left behind: {path}: {error:#}");
-        }
-    }
-}
 
 /// Waits until `status` names the file, and says that there is no space.
 fn says_full(lab: &Lab, file: &str) -> Result<()> {

@@ -9,13 +9,15 @@ use holdfast_e2e::lab::{DNS4, at, web4};
 use holdfast_e2e::policy::good_names;
 use holdfast_e2e::process::Program;
 use holdfast_e2e::standby::{
-    STANDING_BY, StoppedCore, TAKING_OVER, expect_owner, second, standing_by, with_value,
+    STANDING_BY, StoppedCore, TAKING_OVER, expect_owner, second, standing_by, stands_by,
+    with_metrics, with_value,
 };
 use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
 use nix::sys::signal::Signal;
 use shared_maps::pin;
 
 const SOON: Duration = Duration::from_secs(15);
+const STANDBY_METRICS: u16 = 9964;
 
 fn options() -> AgentOptions {
     AgentOptions::default().flag("--standby")
@@ -143,18 +145,112 @@ fn a_standby_that_differs_from_the_owner_is_refused_with_the_difference() {
     });
 }
 
+/// Longer than the watchdog of an owner waits, twice.
+const STOPPED: Duration = Duration::from_secs(25);
+
 #[test]
-fn a_stopped_owner_is_not_replaced_and_goes_on() {
+fn a_stopped_owner_is_not_replaced_reported_as_silent_and_goes_on() {
     with_owner(|lab, owner, _proxy| {
-        let standby = standing_by(lab, "standby", &options())?;
+        // A metrics address of its own, as in the chart.
+        let command = with_metrics(&lab.agent_command(&options())?, STANDBY_METRICS);
+        let log = lab.directory().join("log/standby.log");
+        let standby = Program::start("standby", command, &log)?;
+        stands_by(&standby)?;
+        let silent = || {
+            let name = "holdfast_standby_owner_silent_seconds";
+            lab.metric(STANDBY_METRICS, name, "")
+        };
+        std::thread::sleep(Duration::from_secs(8));
+        ensure!(silent()? < 3.0, "an owner that answers is silent");
         owner.signal(Signal::SIGSTOP)?;
-        std::thread::sleep(Duration::from_secs(20));
+        let stopped = Instant::now();
+        eventually("the standby reports the silence", STOPPED, || {
+            let seconds = silent()?;
+            ensure!(seconds >= 10.0, "{seconds}");
+            Ok(())
+        })?;
+        // Only the standby answers.
+        let error = lab.agent(&["status"]).err().context("status is well")?;
+        let text = format!("{error:#}");
+        for part in [
+            "did not answer",
+            &format!("pid {}, waits since", standby.id()),
+            &format!("pid {}, holdfast-agent", owner.id()),
+            "the owner has not answered the standby for",
+            "SIGSTOP",
+        ] {
+            ensure!(text.contains(part), "no {part:?} in {text}");
+        }
+        std::thread::sleep(STOPPED.saturating_sub(stopped.elapsed()));
         ensure!(!standby.log().contains(TAKING_OVER), "{}", standby.log());
         owner.signal(Signal::SIGCONT)?;
         eventually("it goes on", SOON, || expect_new_name(lab, 10))?;
         std::thread::sleep(Duration::from_secs(3));
-        expect_owner(lab, &owner)
+        expect_owner(lab, &owner)?;
+        eventually("the owner is not silent any more", 2 * SOON, || {
+            let seconds = silent()?;
+            ensure!(seconds < 3.0, "{seconds}");
+            Ok(())
+        })
     });
+}
+
+#[test]
+fn a_standby_needs_no_more_memory_than_the_owner() {
+    with_owner(|lab, owner, _proxy| {
+        expect_new_name(lab, 10)?;
+        let standby = standing_by(lab, "standby", &options())?;
+        let (of_owner, of_standby) = (memory_kib(&owner)?, memory_kib(&standby)?);
+        println!("owner {of_owner} KiB, standby {of_standby} KiB");
+        let limit = of_owner + of_owner / 10;
+        ensure!(of_standby <= limit, "standby: {of_standby} of {limit} KiB");
+        owner.kill_9()?;
+        expect_owner(lab, &standby)?;
+        expect_new_name(lab, 10)?;
+        let after = memory_kib(&standby)?;
+        println!("after the takeover {after} KiB");
+        ensure!(after <= limit, "after the takeover: {after} of {limit} KiB");
+        Ok(())
+    });
+}
+
+#[test]
+fn an_owner_that_expects_a_standby_says_if_there_is_none() {
+    with_lab(|lab| {
+        let expected = options().flag("--standby-expected");
+        lab.write_policy("names.yaml", &good_names())?;
+        let owner = lab.start_agent(&expected)?;
+        let missing = || lab.metric(9962, "holdfast_standby_missing", "");
+        lab.status_has(SOON, &["no agent stands by beside this one"])?;
+        ensure!(missing()? == 1.0, "no alert");
+        // The flag need not be the same.
+        let standby = standing_by(lab, "standby", &options())?;
+        eventually("it has a standby", SOON, || {
+            let status = lab.agent(&["status"])?;
+            ensure!(!status.contains("no agent stands by"), "{status}");
+            ensure!(status.contains("waits since"), "{status}");
+            ensure!(missing()? == 0.0, "the alert is still there");
+            Ok(())
+        })?;
+        // One that is asked to end is no part of a loop.
+        ensure!(owner.terminate(SOON)?.success());
+        expect_owner(lab, &standby)?;
+        lab.status_has(SOON, &["which was asked to end after"])?;
+        let takeovers = |end| lab.metric(9962, "holdfast_takeovers_total", end);
+        ensure!(takeovers("end=\"stopped\"")? == 1.0);
+        ensure!(takeovers("end=\"died\"")? == 0.0);
+        let recent = lab.metric(9962, "holdfast_takeovers_recent", "")?;
+        ensure!(recent == 0.0, "{recent} recent takeovers");
+        Ok(())
+    });
+}
+
+/// Memory that a process has, in KiB.
+fn memory_kib(program: &Program) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", program.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    Ok(number.context("no VmRSS")?.parse()?)
 }
 
 #[test]

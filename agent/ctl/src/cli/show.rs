@@ -1,5 +1,6 @@
 //! What the agent answers, as tables.
 
+mod owner;
 mod status;
 
 use agent_core::core::snapshot::{
@@ -14,7 +15,10 @@ use dns_policy::{boot_time::BootTime, wall_time};
 use holdfast_agent::admin::model::Policies;
 use serde::Serialize;
 
-pub(crate) use self::status::{aligned, cluster_source, status};
+pub(crate) use self::{
+    owner::standby,
+    status::{aligned, cluster_source, status},
+};
 
 /// Prints `value` in the requested format. A reader that closed the pipe is no error.
 pub(crate) fn print<T: Serialize + ?Sized>(

@@ -26,18 +26,19 @@ impl EndpointBook {
     }
 
     /// Looks at the endpoints that the first listing took as they were, and rests as long as it looks. `is_over`
-    /// ends this early.
-    pub(super) fn look_at_kept(&self, is_over: impl Fn() -> bool) {
+    /// ends this early. True: each was looked at.
+    pub(super) fn look_at_kept(&self, is_over: impl Fn() -> bool) -> bool {
         while !is_over() {
             let begin = Instant::now();
             let mut state = self.state.lock();
             let more = state.look_at_few_kept(&*self.deliver);
             MutexGuard::unlock_fair(state);
             if !more {
-                return;
+                return true;
             }
             thread::sleep(begin.elapsed().min(REST));
         }
+        false
     }
 }
 
@@ -73,3 +74,6 @@ impl State {
         !self.kept.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests;

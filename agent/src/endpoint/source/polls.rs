@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::oneshot;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::EndpointBook;
@@ -45,13 +46,17 @@ impl Trigger {
     }
 }
 
-/// Lists the endpoints, then polls until stopped. `dir` is watched for documents.
+/// Lists the endpoints, then polls until stopped. `dir` is watched for documents. Returns a receiver that says when
+/// each endpoint of the first listing has been looked at and sent to the core; it closes without a message if the agent
+/// stops before.
 pub(crate) fn run(
     book: Arc<EndpointBook>,
     dir: &Path,
     tasks: &TaskTracker,
     stop: CancellationToken,
-) {
+) -> oneshot::Receiver<()> {
+    let (send_looked, looked) = oneshot::channel();
+    let mut send_looked = Some(send_looked);
     let watched = dir.to_owned();
     let links = LinkEvents::watch(tasks, stop.clone());
     tasks.spawn(async move {
@@ -70,9 +75,13 @@ pub(crate) fn run(
                 tracing::error!("reading the endpoints panicked (a bug)");
                 return;
             };
-            if trigger == Trigger::First {
+            if let Some(send_looked) = send_looked.take() {
                 let (source, stop) = (Arc::clone(&book), stop.clone());
-                tokio::task::spawn_blocking(move || source.look_at_kept(|| stop.is_cancelled()));
+                tokio::task::spawn_blocking(move || {
+                    if source.look_at_kept(|| stop.is_cancelled()) {
+                        let _stopping = send_looked.send(());
+                    }
+                });
             }
             if trigger == Trigger::Links {
                 let rest = (took * REST).clamp(SHORTEST, LONGEST);
@@ -93,4 +102,5 @@ pub(crate) fn run(
             };
         }
     });
+    looked
 }

@@ -11,10 +11,11 @@ use daemon::command_line::{
     terminal::one_line,
 };
 use holdfast_agent::{
-    admin::model::Status, admin::standby::StandbyView, endpoint::source::taken_in::StartedOpen,
+    admin::model::Status, endpoint::source::taken_in::StartedOpen,
     identities::view::IdentitiesView, proxies::ProxyView,
 };
 
+use super::owner;
 use crate::cli::resolver;
 
 /// Maximum number of DNS servers that a line lists.
@@ -62,6 +63,7 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
     let repaired = reconciler(&counters.reconciled, &status.repairs);
     let mut rows = vec![
         ("Agent", process(status)),
+        ("Owner", owner::owns(&status.owner)),
         ("Ready", ready.to_owned()),
         ("Endpoints", endpoint_counts(summary)),
         ("Policies", policy_counts(summary)),
@@ -97,7 +99,7 @@ fn state_rows(status: &Status) -> Vec<(&'static str, String)> {
         rows.push(("Tunnel", tunnel_state(tunnel)));
     }
     if let Some(standby) = &status.standby {
-        rows.push(("Standby", waits(standby)));
+        rows.push(("Standby", owner::waits(standby)));
     }
     rows
 }
@@ -121,14 +123,6 @@ fn tunnel_state(tunnel: &TunnelView) -> String {
         tunnel.mode,
         tunnel.devices.join(", "),
         tunnel.port
-    )
-}
-
-/// The agent that takes over when the owner ends.
-fn waits(standby: &StandbyView) -> String {
-    format!(
-        "holdfast-agent {}, pid {}, waits since {}",
-        standby.version, standby.pid, standby.since
     )
 }
 

@@ -45,7 +45,7 @@ pub(super) fn read(object: &Value, key: &str) -> Item {
     }
 }
 
-/// Every object as it is after one change of the log, in frames.
+/// Every object as it is at the position `sequence` of the log, in frames.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     /// Encoded frames, which all agents share.

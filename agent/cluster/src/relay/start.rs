@@ -41,7 +41,7 @@ use crate::{
 
 /// Batches of a relay that wait for the documents' task.
 const QUEUE: usize = 8;
-/// Batches of watches that are recorded at once.
+/// Maximum number of batches of watches that the relay takes from the queue together.
 const BATCHES: usize = 64;
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);

@@ -20,7 +20,8 @@ struct Located {
 }
 
 impl State {
-    /// Follows documents that are not settled and are due.
+    /// Looks for the endpoints of documents whose endpoint is not found, whose interface is gone or renamed, whose
+    /// namespace was replaced, or that changed, as far as a retry is due.
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
         self.forget_ended_pods(deliver);
         self.locate_containers();
@@ -32,7 +33,8 @@ impl State {
         let moved: BTreeSet<&String> = moved.map(|(key, _)| key).collect();
         let waits = |key: &String| self.kept.contains(key) && !moved.contains(key);
         let missing = self.documents.iter().filter(|(key, document)| {
-            // An interface may take the place of one that is gone.
+            // If the namespace of a document is gone, it is looked for only while another interface may take the place
+            // of its former one: that interface has to be closed.
             !self.found.contains_key(*key)
                 && (self.place_left(key).is_some() || !self.is_namespace_gone(key, document))
         });
@@ -143,7 +145,7 @@ impl State {
         self.keep(key, document, deliver);
     }
 
-    /// Looks for the interface of a document that was at `before`.
+    /// Looks for the interface that a document names. `before`: where its endpoint was found last.
     fn look_for(
         &self,
         key: &str,
@@ -188,7 +190,7 @@ impl State {
             self.gated
                 .close(key, spec.interface.ifindex, Until::Attached);
         }
-        // The document is the same, but its name stands for another namespace.
+        // The document names the same namespace as before, but another namespace has that name now.
         let replaced = |before: &EndpointSpec| {
             let netns = document.namespace().ok();
             let netns = netns.filter(|netns| netns.to_string() == before.netns);
@@ -252,7 +254,7 @@ impl State {
     }
 
     /// Leaves an endpoint where it was found, with the labels that its document gives it now, until
-    /// the document is resolved. Another document may get the interface.
+    /// the document is resolved. If another document has got the interface meanwhile, the endpoint is not changed.
     pub(super) fn keep(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
         self.marks.stale.insert(key.to_owned());
         let Some(found) = self.found.get(key).filter(|found| !found.superseded) else {

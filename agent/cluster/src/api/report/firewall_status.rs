@@ -11,7 +11,8 @@ use super::event::shortened;
 
 /// Prefix of the one message that all agents share in `status.messages`.
 const OURS: &str = "holdfast: ";
-/// The wording of OVN-Kubernetes, whose own manager computes `status.status` from these messages.
+/// The two texts of OVN-Kubernetes for `status.status`. Its cluster manager computes that field from
+/// `status.messages`.
 const APPLIED: &str = "EgressFirewall Rules applied";
 const REFUSED: &str = "EgressFirewall Rules not correctly applied";
 /// Maximum bytes of a reason in the message; a longer reason is cut.

@@ -462,7 +462,11 @@ fn a_silent_server_is_tried_again_soon_and_a_name_that_does_not_exist_after_half
     for _ in 0..12 {
         let due = schedule.take_due(now, 16);
         assert_eq!(due, [(object.name.clone(), 0)]);
-        assert_eq!(schedule.next(), None, "a name has at most one look-up at a time");
+        assert_eq!(
+            schedule.next(),
+            None,
+            "a name has at most one look-up at a time"
+        );
         schedule.ended(&object.name, Ended::Failed, now);
         let (next, _) = schedule.next().unwrap();
         waits.push(next.since(now));

@@ -1,5 +1,5 @@
-//! Whether a Cilium operator runs in the cluster. It deletes CiliumIdentities that no CiliumEndpoint uses, so that
-//! objects of agents would vanish while pods use them.
+//! Whether a Cilium operator runs in the cluster. A Cilium operator deletes CiliumIdentities that no CiliumEndpoint
+//! uses, so objects of agents would vanish while pods use them.
 
 use std::{
     collections::BTreeMap,
@@ -59,7 +59,7 @@ impl OperatorSight {
         }
     }
 
-    /// Looks for the Leases of operators if a look is due. Gives the state.
+    /// Looks for the Leases of operators if a look is due. Gives the latest verdict.
     pub(super) async fn look(&mut self, store: &impl Store) -> Verdict {
         if !self.is_due(store.now()) {
             return self.verdict.clone();
@@ -116,7 +116,7 @@ impl OperatorSight {
         }
     }
 
-    /// The state after a look. It sets the time of the next one.
+    /// The verdict after a look. Also sets the time of the next look.
     fn judge(&mut self, now: Instant) -> Verdict {
         let alive = self
             .leases

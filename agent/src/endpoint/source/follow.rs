@@ -15,7 +15,7 @@ use crate::endpoint::discover::{DiscoverError, lead_apart, leading_to};
 /// An endpoint whose interface was found.
 struct Located {
     spec: EndpointSpec,
-    /// The namespace that its document names now. `None` if it is not known.
+    /// The namespace that the endpoint's document names now. `None` if the agent does not know the namespace.
     namespace: Option<NamespaceId>,
 }
 
@@ -51,7 +51,7 @@ impl State {
         self.forget_unwanted();
     }
 
-    /// Opens closed interfaces that are under policy, and forgets documents that are gone.
+    /// Opens closed interfaces that are under policy now, and forgets documents that are gone.
     pub(super) fn forget_unwanted(&mut self) {
         let mut processes = std::mem::take(&mut self.processes);
         processes.retain(|key| self.is_wanted(key));
@@ -122,7 +122,8 @@ impl State {
         }
     }
 
-    /// Awaits the container or interface that a document names: its endpoint is made when it appears.
+    /// Awaits the container or interface that a document names. The endpoint is made when the container or interface
+    /// appears.
     fn await_return(&mut self, key: &str, deliver: &Deliver) {
         self.marks.stale.remove(key);
         self.problems.unresolved.remove(key);
@@ -244,7 +245,7 @@ impl State {
         }
     }
 
-    /// Whether there is an interface with the number of the endpoint's interface.
+    /// Whether an interface has the number of the endpoint's former interface.
     fn has_successor(&self, key: &str) -> bool {
         let found = self.found.get(key);
         found.is_some_and(|found| {
@@ -368,7 +369,7 @@ impl State {
     }
 }
 
-/// The reason, with the interfaces that are closed.
+/// The reason, and the names of the interfaces that are closed.
 fn with_closed(reason: &str, closed: &[String]) -> String {
     match closed {
         [] => reason.to_owned(),

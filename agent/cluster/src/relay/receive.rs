@@ -55,7 +55,7 @@ pub(super) enum FrameError {
 pub(super) struct Received {
     /// Changes of objects, as the agent's own watches would give them.
     pub(super) batches: Vec<Batch>,
-    /// Kinds that the relay cannot follow; none = not said in this frame.
+    /// Kinds that the relay cannot follow; `None` = this frame does not report them.
     pub(super) view: Option<Vec<Stale>>,
     /// Version of the relay, if this frame begins a stream.
     pub(super) version: Option<String>,
@@ -66,7 +66,7 @@ pub(super) struct Received {
 pub(super) struct Receiver {
     /// Kinds that the agent follows; the relay sends others as well.
     resources: &'static [Resource],
-    /// Pods that the agent reads; the relay sends all.
+    /// Pods that the agent reads; the relay sends all pods.
     pods: PodScope,
     /// The epoch of the relay's run; none before the Hello on this stream.
     epoch: Option<String>,

@@ -20,7 +20,7 @@ pub(crate) fn is_marked(status: Option<&Value>) -> bool {
     says_otherwise(conditions.find(|condition| condition["type"] == VALID))
 }
 
-/// Whether the condition `Valid` is missing, or is our refusal.
+/// Whether the condition `Valid` is missing, or is a refusal by an agent.
 fn says_otherwise(valid: Option<&Value>) -> bool {
     valid.is_none_or(|valid| valid["status"] == "False" && valid["reason"] == REFUSED)
 }

@@ -79,7 +79,7 @@ impl State {
         self.set_node_addresses(&own);
     }
 
-    /// Takes what interfaces of the node say: NodeLocal DNSCache listens on addresses of the DNS Service.
+    /// Follows the interfaces of the node: NodeLocal DNSCache listens on addresses of the DNS Service.
     pub(super) fn on_node_interfaces(&mut self, interfaces: NodeInterfaces) {
         self.cluster.services.interfaces = interfaces;
         let Some(known) = self.cluster.services.known.get(DNS_SERVICE) else {

@@ -46,8 +46,7 @@ impl Core {
         self.state.endpoints.left().iter().collect()
     }
 
-    /// How far limits are used up. If each endpoint has such a limit for itself, the highest use
-    /// counts.
+    /// The limits, and how much of each is in use. If each endpoint has such a limit for itself, the highest use counts.
     pub fn limits(&self) -> Vec<LimitView> {
         let state = &self.state;
         let config = &state.config;
@@ -341,7 +340,7 @@ impl State {
         self.name_views_where(|_, _| true)
     }
 
-    /// Learned addresses that `wanted` asks for.
+    /// Learned addresses for which `wanted` returns true.
     pub(super) fn name_views_where(
         &self,
         wanted: impl Fn(&Fqdn, &IpAddr) -> bool,

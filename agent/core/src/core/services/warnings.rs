@@ -1,4 +1,4 @@
-//! What the operator should know about Services, in words.
+//! Warnings about Services, for the operator.
 
 use std::collections::{BTreeMap, BTreeSet};
 

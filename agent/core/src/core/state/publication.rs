@@ -16,8 +16,8 @@ use shared_maps::EndpointId;
 
 use crate::core::event::{Effect, RulesUpdate};
 
-/// After this many failed plans in a row, rules are published all the same: a full map is a normal
-/// condition and must not keep restrictions from the proxies for ever.
+/// After this many failed plans in a row, rules are published although the plans failed. A full map is a normal
+/// condition, and proxies must still get new restrictions.
 const MAX_FAILED_PLANS: u32 = 3;
 
 /// DNS rules by endpoint; endpoints without any are left out.

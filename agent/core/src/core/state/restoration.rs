@@ -101,7 +101,7 @@ impl Restoration {
         &mut self.identities
     }
 
-    /// True at the first call.
+    /// Notes the start. True at the first call only.
     pub(crate) fn start(&mut self) -> bool {
         !std::mem::replace(&mut self.is_started, true)
     }

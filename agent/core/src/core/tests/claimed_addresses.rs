@@ -56,7 +56,7 @@ fn a_later_correct_version_of_an_endpoint_clears_the_fault_of_the_one_before() {
     assert!(problem(&node).contains("`k8s:` is not a label"));
     node.endpoint(spec("other", 8, "app=other"));
     assert_eq!(problem(&node), "");
-    // Nor does the wrong version come back when an endpoint is removed.
+    // The wrong version does not come back either when an endpoint is removed.
     node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
     assert_eq!(problem(&node), "");
     assert_eq!(addresses(&node, "other"), ["10.0.0.8"]);

@@ -109,7 +109,7 @@ fn killed(acts: &[Act], cut: f64, part: usize) {
     assert_eq!(fates(&node.datapath), fates(&whole.datapath), "{acts:?}");
 }
 
-/// Rules that change while the agent is away meet addresses whose labels change with them.
+/// Rules change while the agent is away, and the labels of addresses change with them.
 #[test]
 fn a_policy_changed_while_the_agent_was_away_comes_after_its_labels() {
     use Act::{Endpoint, Policy};

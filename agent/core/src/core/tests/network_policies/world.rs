@@ -275,7 +275,7 @@ impl World {
         packets.collect()
     }
 
-    /// Everyone who sends or receives.
+    /// Every party that sends or receives.
     fn parties(&self) -> Vec<(Party<'_>, IpAddr)> {
         let pods = self.pods.iter();
         let pods = pods.map(|(pod, address)| (Party::Pod(pod), *address));

@@ -6,7 +6,10 @@
 use std::{
     fmt, fs,
     io::{self, Write as _},
-    os::unix::fs::{FileTypeExt as _, chroot},
+    os::unix::{
+        fs::{FileTypeExt as _, chroot},
+        net::UnixStream,
+    },
     path::{Path, PathBuf},
 };
 
@@ -219,6 +222,7 @@ fn report(cleaned: Cleaned) -> anyhow::Result<()> {
 /// Cleans up for a caller that holds the locks of both directories.
 pub(crate) async fn everything(places: &Places) -> Cleaned {
     let mut cleaned = Cleaned::default();
+    let netpol_runs = netns_lock::has_netpol();
     the_cni_configuration(places, &mut cleaned);
     // First: without programs, an interface in the group would send nothing.
     cleaned.part("the group of interfaces", group::leave_all().map(|()| None));
@@ -249,7 +253,6 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
             unclaimed::remove(family),
         );
     }
-    let netpol_runs = netns_lock::has_netpol();
     the_table(&netpol_runs, &mut cleaned);
     let removed = routing::remove().await;
     let text = |parts: Vec<&str>| (!parts.is_empty()).then(|| parts.join(", "));
@@ -270,10 +273,17 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     cleaned
 }
 
-/// Removes the configuration of the CNI plugin: if no program answers the plugin, no pod starts.
+/// Removes the configuration of the CNI plugin, unless `netpol run` answers the plugin: the agent does not run. If no
+/// process answers, no pod starts.
 fn the_cni_configuration(places: &Places, cleaned: &mut Cleaned) {
     if let Some(dir) = &places.cni_conf_dir {
         let what = format!("the CNI configuration in {}", dir.display());
+        if install::is_answered(dir) {
+            cleaned.kept.push(format!(
+                "{what}: `holdfast-agent netpol run` answers its plugin; stop that and run this again to remove it"
+            ));
+            return;
+        }
         let withdrawn = install::withdraw(dir);
         cleaned.part(
             &what,
@@ -359,7 +369,9 @@ fn remove_state(dir: &Path, netpol_runs: bool) -> io::Result<usize> {
         let entry = entry?;
         let path = entry.path();
         let kind = entry.file_type()?;
-        let is_netpols = NETPOL.iter().any(|name| entry.file_name() == *name);
+        // A socket that answers, such as that for the CNI plugin, is `netpol run`'s: the agent does not run.
+        let is_netpols = NETPOL.iter().any(|name| entry.file_name() == *name)
+            || kind.is_socket() && UnixStream::connect(&path).is_ok();
         if kind.is_dir() && entry.file_name() == PROXIES || netpol_runs && is_netpols {
             continue;
         }

@@ -3,7 +3,10 @@
 //! The first configuration of the directory, the base, stays as it is: ours is a copy of it in a file that sorts
 //! before it. Ours has the base's name, because plugins keep leases of addresses under it.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Map, Value, json};
 
@@ -123,6 +126,14 @@ pub(super) fn is_ours(text: &[u8]) -> bool {
     list.iter().any(|plugin| kind(plugin) == TYPE)
 }
 
+/// The socket that our plugin connects to, by our configuration.
+pub(super) fn socket(text: &[u8]) -> Option<PathBuf> {
+    let list: Map<String, Value> = serde_json::from_slice(text).ok()?;
+    let plugins = plugins(&list);
+    let own = plugins.iter().find(|plugin| kind(plugin) == TYPE)?;
+    own.get("socket")?.as_str().map(PathBuf::from)
+}
+
 fn plugins(list: &Map<String, Value>) -> Vec<Value> {
     let plugins = list.get("plugins").and_then(Value::as_array);
     plugins.cloned().unwrap_or_default()
@@ -217,6 +228,8 @@ mod tests {
             let (own, others) = plugins.split_last().unwrap();
             assert_eq!(kind(own), TYPE, "{network}");
             assert_eq!(own["socket"], "/run/holdfast/cni.sock");
+            let named = socket(list.to_string().as_bytes());
+            assert_eq!(named.as_deref(), own["socket"].as_str().map(Path::new));
             let base: Value = serde_json::from_str(base).unwrap();
             match base["plugins"].as_array() {
                 Some(before) => assert_eq!(others, before, "{network}"),

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -222,6 +222,14 @@ pub(crate) fn withdraw(dir: &Path) -> io::Result<bool> {
         sync_dir(dir)?;
     }
     Ok(ours)
+}
+
+/// Whether a process answers the plugin of our configuration in the directory.
+pub(crate) fn is_answered(dir: &Path) -> bool {
+    let Lookup::Found(text) = regular_file::look(&dir.join(FILE)) else {
+        return false;
+    };
+    conflist::socket(&text).is_some_and(|socket| UnixStream::connect(socket).is_ok())
 }
 
 #[cfg(test)]

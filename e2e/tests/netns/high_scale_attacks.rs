@@ -185,7 +185,7 @@ fn high_scale_a_node_that_leaves_gets_no_plain_packets_and_leaves_nothing() {
         for name in agent_datapath::tunnel::PINS {
             ensure!(!fleet.two.pin(name).exists(), "cleanup leaves {name}");
         }
-        // The first node still wraps, and nobody unwraps there.
+        // The first node still wraps, and no program unwraps there.
         let wire = RawFrames::open(fleet.router())?;
         ensure!(!connects(&pods.web, to, NEVER)?, "who unwraps?");
         let mut count = 0;

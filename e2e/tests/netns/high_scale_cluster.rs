@@ -369,7 +369,7 @@ fn high_scale_pruned_nodes_take_only_their_pods_from_a_relay() {
             })
         };
         reads(3, 2)?;
-        // Labels come and go: the pod is kept as long as it has them.
+        // Labels are added and removed: the pod is kept as long as it has them.
         let relabel = |labels: Value| {
             api.edit("pods", "default", "client", |pod| {
                 pod["metadata"]["labels"] = labels.clone();

@@ -10,6 +10,7 @@ mod name_pairs;
 mod pair;
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, hash_map::Entry},
     net::IpAddr,
 };
@@ -392,15 +393,22 @@ impl PairTable {
         }
     }
 
-    /// Keys of the names to send again: all names, or only names with a pair that is not durable.
+    /// Keys of the names to send again: all names, or only names with a pair that is not durable. Names with such a pair
+    /// are first, the latest answer before the others, because a client has just asked for it.
     pub(crate) fn keys(&self, all: bool) -> Vec<Key> {
-        self.all()
-            .filter(|(_, _, pairs)| all || pairs.pairs.values().any(|pair| !pair.is_settled()))
-            .map(|(name, asked, _)| Key {
-                asked: *asked,
-                name: name.clone(),
-            })
-            .collect()
+        let undurable = |name: &NamePairs| {
+            let pairs = name.pairs.values().filter(|pair| !pair.is_settled());
+            pairs.map(|pair| pair.seen_at).max()
+        };
+        let names = self.all();
+        let names = names.map(|(name, asked, pairs)| (undurable(pairs), name, asked));
+        let mut names: Vec<_> = names.filter(|(since, ..)| all || since.is_some()).collect();
+        names.sort_unstable_by_key(|(since, ..)| Reverse(*since));
+        let keys = names.into_iter().map(|(_, name, asked)| Key {
+            asked: *asked,
+            name: name.clone(),
+        });
+        keys.collect()
     }
 
     /// A name's unexpired pairs as mappings to send again: one mapping for each answer time and TTL.

@@ -1,5 +1,7 @@
 //! A node goes from `netpol run` to `run`: nothing opens, and no stale table is left.
 
+use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,6 +90,40 @@ fn a_cleanup_removes_the_table_unless_its_process_runs() {
         lab.netpol(&["status"])?;
         lab.netpol_table()?;
         removes_the_table(lab, netpol, cleanup)
+    });
+}
+
+/// A plugin that nothing answers would prevent that pods start.
+#[test]
+fn a_cleanup_keeps_the_plugin_that_netpol_run_answers() {
+    with_lab(|lab| {
+        let state = lab.directory().join("state");
+        let (conf, socket) = (lab.directory().join("net.d"), state.join("cni.sock"));
+        fs::create_dir(&conf)?;
+        let base = json!({"name": "net", "cniVersion": "1.0.0", "plugins": [{"type": "ptp"}]});
+        fs::write(conf.join("10-net.conflist"), base.to_string())?;
+        let own = conf.join("05-holdfast.conflist");
+        let cleanup = || -> Result<String> {
+            let mut command = cleanup_command(lab, lab.bpf_root(), &state)?;
+            shell::finish(command.arg("--cni-conf-dir").arg(&conf))
+        };
+        let netpol = lab.start_netpol(&[
+            &format!("--cni-conf-dir={}", conf.display()),
+            &format!("--cni-socket={}", socket.display()),
+        ])?;
+        eventually("the plugin is configured", SOON, || {
+            ensure!(own.exists(), "no {}", own.display());
+            Ok(())
+        })?;
+        let said = cleanup()?;
+        ensure!(said.contains("kept the CNI configuration in"), "{said}");
+        ensure!(own.exists(), "the configuration is removed");
+        UnixStream::connect(&socket).context("the plugin's socket")?;
+        ensure!(netpol.terminate(SOON)?.success(), "exit code");
+        let said = cleanup()?;
+        ensure!(!said.contains("kept"), "{said}");
+        ensure!(!own.exists() && !socket.exists(), "left behind: {said}");
+        Ok(())
     });
 }
 

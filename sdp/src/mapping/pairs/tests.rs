@@ -176,6 +176,29 @@ fn the_same_pair_is_kept_once_and_replayed_as_seen() {
 }
 
 #[test]
+fn names_that_no_agent_has_are_sent_first_and_the_latest_of_them_before_the_others() {
+    let mut pairs = PairTable::new(100);
+    let all: Vec<_> = (1..=40)
+        .map(|n| mapping(&format!("n{n}."), &[1], 600, n))
+        .collect();
+    for one in &all {
+        pairs.keep(one, 0);
+    }
+    let mut wanted = Vec::new();
+    for (n, one) in (1..).zip(&all) {
+        if n % 4 == 0 {
+            wanted.insert(0, key(one));
+        } else {
+            pairs.settle(&key(one), &one.addresses, ack(n, n + 600));
+        }
+    }
+    let keys = pairs.keys(true);
+    assert_eq!(keys.len(), 40);
+    assert_eq!(keys[..10], wanted);
+    assert_eq!(pairs.keys(false), wanted);
+}
+
+#[test]
 fn pairs_that_are_not_durable_outlive_their_ttl_for_a_while() {
     let mut pairs = PairTable::new(100);
     let (a, b) = (mapping("a.", &[1], 10, 0), mapping("b.", &[1], 10, 0));

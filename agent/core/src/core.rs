@@ -241,8 +241,8 @@ impl Core {
         self.next_urgent().into_iter().chain(programs).min()
     }
 
-    /// As [`Self::next_deadline`], without work that may wait while there are events. This is the replacement of programs
-    /// of an earlier run: each program takes the kernel longer than many events.
+    /// As [`Self::next_deadline`], without work that may wait while there are events. This is the replacement of
+    /// programs of an earlier run: each program takes the kernel longer than many events.
     pub fn next_urgent(&self) -> Option<BootTime> {
         let state = &self.state;
         let file = state.files.next_due();

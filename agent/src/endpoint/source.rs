@@ -269,8 +269,8 @@ impl EndpointBook {
         self.state.lock().refresh(&*self.deliver);
     }
 
-    /// Looks again for endpoints whose interface is gone or whose namespace was replaced, and for endpoints that are not
-    /// found yet, as far as a retry is due. Cheap if nothing changed.
+    /// Looks again for endpoints whose interface is gone or whose namespace was replaced, and for endpoints that are
+    /// not found yet, as far as a retry is due. Cheap if nothing changed.
     pub fn follow(&self) {
         let mut state = self.state.lock();
         state.follow_due(&*self.deliver);

@@ -268,8 +268,8 @@ impl FqdnDataService {
         Some(state)
     }
 
-    /// The directory after this change, or after a later one. One stream requests the directory, and the others share it,
-    /// because its cost for the core grows with the number of prefixes.
+    /// The directory after this change, or after a later one. One stream requests the directory, and the others share
+    /// it, because its cost for the core grows with the number of prefixes.
     async fn directory(&self, change: u64) -> Result<DirectoryRead, CoreAway> {
         let mut last = self.directory.lock().await;
         if let Some(read) = &*last {

@@ -1,7 +1,7 @@
 //! Follows the processes that hold leases, and ends the leases of a process that has ended.
 //!
-//! When a mapping stream ends, its process may still run and answer under the leases that it has. The agent sees the end
-//! of the process through its pidfd.
+//! When a mapping stream ends, its process may still run and answer under the leases that it has. The agent sees the
+//! end of the process through its pidfd.
 
 use std::{
     collections::VecDeque,

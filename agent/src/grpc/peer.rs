@@ -115,8 +115,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Id of the peer's process. The kernel gives 0 for a process of a pid namespace that this one does not see (unix(7),
-    /// SO_PEERCRED).
+    /// Id of the peer's process. The kernel gives 0 for a process of a pid namespace that this one does not see
+    /// (unix(7), SO_PEERCRED).
     pub fn visible_pid(&self) -> Option<i32> {
         self.pid.filter(|pid| *pid > 0)
     }

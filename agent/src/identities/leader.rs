@@ -204,8 +204,8 @@ impl Leader {
         }
     }
 
-    /// Adds the numbers of these objects to the [`Resting`] numbers in the Lease before the objects are deleted, because
-    /// agents that start later do not see the deletion. Gives the objects that may be deleted now.
+    /// Adds the numbers of these objects to the [`Resting`] numbers in the Lease before the objects are deleted,
+    /// because agents that start later do not see the deletion. Gives the objects that may be deleted now.
     async fn announce(
         &self,
         mut due: Vec<UnusedIdentity>,

@@ -330,8 +330,8 @@ impl Book {
         own.chain(of_wildcard).flatten().cloned().collect()
     }
 
-    /// Takes an answer that a pod got. The answer counts if the object lacks one of the answer's addresses, or if the TTL
-    /// of one of them is over. The agent's own look-ups renew the TTLs of the other addresses.
+    /// Takes an answer that a pod got. The answer counts if the object lacks one of the answer's addresses, or if the
+    /// TTL of one of them is over. The agent's own look-ups renew the TTLs of the other addresses.
     pub(crate) fn observed(&mut self, observation: &Observation, now: UnixTime) -> Taken {
         let name = &observation.name;
         let about = self.about(name);
@@ -387,7 +387,8 @@ impl Book {
         self.schedule.not_asked(name, now);
     }
 
-    /// Adds the result of a look-up by command to the objects, and changes no due time. For a look-up that was due, call
+    /// Adds the result of a look-up by command to the objects, and changes no due time. For a look-up that was due,
+    /// call
     /// [`Self::looked_up`].
     pub(crate) fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         for key in self.about(name) {
@@ -413,8 +414,8 @@ impl Book {
     }
 
     /// Compares the objects with the wanted names. An object that has to be made counts as existing from now on, so its
-    /// name is looked up even if the store refuses the object. While some documents are unread, the plan removes no stored
-    /// object, because an unread document may use its name.
+    /// name is looked up even if the store refuses the object. While some documents are unread, the plan removes no
+    /// stored object, because an unread document may use its name.
     pub(crate) fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));

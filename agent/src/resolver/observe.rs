@@ -263,8 +263,8 @@ impl Next<'_> {
         set_degraded(entry, true, failure.words(), now);
     }
 
-    /// Leaves addresses out until the object keeps its limits. The names with the most addresses lose addresses first. Of
-    /// one name, the expired addresses are left out first.
+    /// Leaves addresses out until the object keeps its limits. The names with the most addresses lose addresses first.
+    /// Of one name, the expired addresses are left out first.
     fn fit(&mut self) {
         let names = &mut self.status.names;
         let most = names.iter().map(|entry| entry.addresses.len()).max();

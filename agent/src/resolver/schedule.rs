@@ -28,9 +28,9 @@ pub(crate) const MAX_PLANNED: usize = 50_000;
 /// The status without the addresses whose grace period is over; `None` if nothing changes. `looked_up` gives the time
 /// at which the last look-up of a name ended.
 ///
-/// An address stays until a look-up has ended after the end of the address's TTL. So if the server is silent, the failure
-/// is counted before any address is removed. If a node with a wrong clock recorded a look-up in the future, it counts as
-/// a look-up of now: otherwise its address would stay until that time.
+/// An address stays until a look-up has ended after the end of the address's TTL. So if the server is silent, the
+/// failure is counted before any address is removed. If a node with a wrong clock recorded a look-up in the future, it
+/// counts as a look-up of now: otherwise its address would stay until that time.
 pub(crate) fn expire(
     status: &Status,
     now: UnixTime,
@@ -249,8 +249,8 @@ impl Schedule {
         taken
     }
 
-    /// Names that became due wait for the turn of their object. A name of several objects waits for the turn of the object
-    /// with the fewest names.
+    /// Names that became due wait for the turn of their object. A name of several objects waits for the turn of the
+    /// object with the fewest names.
     fn give_turns(&mut self, now: UnixTime) {
         while let Some((at, name)) = self.queue.pop_first() {
             if at > now {

@@ -46,8 +46,8 @@ pub trait ResolverStore: Send + Sync + 'static {
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send;
 
-    /// Tries to become the agent that leads, until `stop`, and reports in `role` whether this agent leads. When the call
-    /// returns, this agent does not lead, and another one may.
+    /// Tries to become the agent that leads, until `stop`, and reports in `role` whether this agent leads. When the
+    /// call returns, this agent does not lead, and another one may.
     fn lead(
         &self,
         role: watch::Sender<Role>,

@@ -7,8 +7,8 @@ use std::time::Duration;
 pub(super) struct Bounds {
     /// Maximum number of agents that have a stream at once.
     pub(super) agents: usize,
-    /// Maximum number of connections without a stream at once. Their peers have not shown a certificate yet, or have not
-    /// sent a request.
+    /// Maximum number of connections without a stream at once. Their peers have not shown a certificate yet, or have
+    /// not sent a request.
     pub(super) waiting: usize,
     /// Longest time for a handshake of TLS.
     pub(super) handshake: Duration,

@@ -5,8 +5,9 @@
 //!  └─────────── waiting: few, short ──────────┘ └ a place ┘ └─ waiting ─┘
 //! ```
 //!
-//! When there are too many connections without a stream, a new connection displaces another one. The address with the most
-//! connections without a stream loses the oldest of these. A connection with a stream has one of the places of agents.
+//! When there are too many connections without a stream, a new connection displaces another one. The address with the
+//! most connections without a stream loses the oldest of these. A connection with a stream has one of the places of
+//! agents.
 
 use std::{
     error::Error,

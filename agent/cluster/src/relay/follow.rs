@@ -1,7 +1,8 @@
 //! The agent's connection to a relay, which replaces its own watches.
 //!
-//! If the relay does not answer, nothing changes: the objects that the agent has stay. The agent tries the relays in turn.
-//! If it reaches the same relay again, and this relay still has the later changes, the agent continues at its position.
+//! If the relay does not answer, nothing changes: the objects that the agent has stay. The agent tries the relays in
+//! turn. If it reaches the same relay again, and this relay still has the later changes, the agent continues at its
+//! position.
 
 use std::{
     collections::BTreeMap,

@@ -211,8 +211,8 @@ impl Receiver {
         self.find(key.split('/').next().unwrap_or(key))
     }
 
-    /// Whether the agent may have to read a pod. An agent of a pruned node does not read most pods that a relay sends, so
-    /// the JSON of these pods is not parsed into values.
+    /// Whether the agent may have to read a pod. An agent of a pruned node does not read most pods that a relay sends,
+    /// so the JSON of these pods is not parsed into values.
     fn reads(&self, put: &Put, template: Option<&Template>) -> bool {
         let Some(node) = self.pods.node() else {
             return true;

@@ -1,7 +1,7 @@
 //! The relay's objects, encoded: a snapshot for agents that have none, and the changes that follow.
 //!
-//! No input or output: the caller passes the batches of the watches. Every encoded change exists once in memory, and all
-//! agents share it.
+//! No input or output: the caller passes the batches of the watches. Every encoded change exists once in memory, and
+//! all agents share it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

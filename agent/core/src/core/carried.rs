@@ -34,8 +34,8 @@ impl State {
         }
     }
 
-    /// Replaces the carried identity of a number. The new identity is acquired before the old one is released, so that an
-    /// identity that does not change always has a holder.
+    /// Replaces the carried identity of a number. The new identity is acquired before the old one is released, so that
+    /// an identity that does not change always has a holder.
     fn exchange_carried(&mut self, number: IdentityId, labels: Option<LabelSet>) {
         let before = self.cluster.carried.remove(&number);
         if let Some(labels) = labels {

@@ -196,8 +196,8 @@ impl State {
         }
     }
 
-    /// Adds the entries of identities that were just forgotten, so that their removal needs no further round. Entries of
-    /// identities in use stay until all of the new policy is in force.
+    /// Adds the entries of identities that were just forgotten, so that their removal needs no further round. Entries
+    /// of identities in use stay until all of the new policy is in force.
     fn sweep_policy(&mut self, removals: &mut Removals) {
         for id in self.endpoints.dirty_ids() {
             let Some(endpoint) = self.endpoints.get_mut(id) else {

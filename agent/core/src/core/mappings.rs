@@ -248,8 +248,8 @@ impl State {
         self.is_plumbed(address)
     }
 
-    /// If a proxy sends an earlier answer for a cleaned name again, removes the labels of the name that a restart restored.
-    /// Nothing else removes them.
+    /// If a proxy sends an earlier answer for a cleaned name again, removes the labels of the name that a restart
+    /// restored. Nothing else removes them.
     fn forget_cleaned(&mut self, mapping: &Mapping) {
         if mapping.replayed && self.was_cleaned(mapping) {
             for address in &mapping.addresses {

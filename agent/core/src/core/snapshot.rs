@@ -163,8 +163,8 @@ pub struct FirewallSummary {
     pub trusted_dns: Vec<String>,
     /// Entries of policy maps that firewalls decide; endpoints of one identity count once.
     pub entries: usize,
-    /// Whether pods of other nodes count as addresses outside the cluster, because no document shows which addresses they
-    /// have.
+    /// Whether pods of other nodes count as addresses outside the cluster, because no document shows which addresses
+    /// they have.
     pub takes_pods_for_outside: bool,
 }
 

@@ -46,7 +46,8 @@ impl Core {
         self.state.endpoints.left().iter().collect()
     }
 
-    /// The limits, and how much of each is in use. If each endpoint has such a limit for itself, the highest use counts.
+    /// The limits, and how much of each is in use. If each endpoint has such a limit for itself, the highest use
+    /// counts.
     pub fn limits(&self) -> Vec<LimitView> {
         let state = &self.state;
         let config = &state.config;

@@ -19,8 +19,9 @@ pub(super) fn is_key(key: &str) -> bool {
 }
 
 impl State {
-    /// If a document is about a bridge, makes a document for each port of the bridge. Removes the documents of ports that
-    /// are gone or that another document is about. If the ports cannot be listed, the documents of ports stay as they are.
+    /// If a document is about a bridge, makes a document for each port of the bridge. Removes the documents of ports
+    /// that are gone or that another document is about. If the ports cannot be listed, the documents of ports stay as
+    /// they are.
     pub(super) fn expand_bridges(&mut self) {
         let documents = self.documents.iter();
         let bridges: Vec<(String, EndpointDocument)> = documents

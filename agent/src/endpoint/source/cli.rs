@@ -114,8 +114,8 @@ impl CliFile {
     }
 
     /// Documents by key, of endpoints that were added and not removed. If the list is lost, the documents in `stored`
-    /// take its place. An endpoint of the last run on this boot that is not stored is made again from `restored`. If only
-    /// the list was lost, and not the whole state directory, the loss is added to `damaged`.
+    /// take its place. An endpoint of the last run on this boot that is not stored is made again from `restored`. If
+    /// only the list was lost, and not the whole state directory, the loss is added to `damaged`.
     pub(super) fn read_or_recover(
         &self,
         restored: &[EndpointSpec],

@@ -382,7 +382,8 @@ impl EndpointDocument {
             |before: &&EndpointSpec| before.interface.ifindex != found.interface.ifindex;
         let elsewhere = before.filter(is_elsewhere);
         if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
-            // Another process has the number now, but the namespace of the process that the document meant still exists.
+            // Another process has the number now, but the namespace of the process that the document meant still
+            // exists.
             return Ok(Resolved {
                 spec: self.relabelled(before.clone())?,
                 others: Vec::new(),

@@ -171,8 +171,8 @@ impl Gated {
         }
     }
 
-    /// Opens the interfaces that are under policy, that are certainly gone, or whose document is not wanted any more. An
-    /// interface of an endpoint that another document describes (`taken`) stays closed until that endpoint is under
+    /// Opens the interfaces that are under policy, that are certainly gone, or whose document is not wanted any more.
+    /// An interface of an endpoint that another document describes (`taken`) stays closed until that endpoint is under
     /// policy.
     pub(super) fn settle(
         &mut self,

@@ -53,9 +53,9 @@ impl State {
         successors(&place.interface, &place.addresses, known)
     }
 
-    /// Key of the endpoint that a new endpoint replaces. The replaced endpoint was added by command with the same labels,
-    /// and its namespace is gone. Also, the new endpoint has the host-side interface's name or an address of the replaced
-    /// one, or the replaced one was added before the boot.
+    /// Key of the endpoint that a new endpoint replaces. The replaced endpoint was added by command with the same
+    /// labels, and its namespace is gone. Also, the new endpoint has the host-side interface's name or an address of
+    /// the replaced one, or the replaced one was added before the boot.
     pub(super) fn replaced_by(
         &self,
         key: &str,

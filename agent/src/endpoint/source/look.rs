@@ -89,8 +89,8 @@ fn foreign(own: &[IpAddr], present: &[IpAddr]) -> Vec<IpAddr> {
 
 impl State {
     /// Looks at one endpoint at each call, in turn. If it is a routed pod, accepts the MAC and the link-local addresses
-    /// that the pod gave itself after it was found. Also notes further interfaces of the pod, and on a bridge the addresses
-    /// that are not the endpoint's.
+    /// that the pod gave itself after it was found. Also notes further interfaces of the pod, and on a bridge the
+    /// addresses that are not the endpoint's.
     pub(super) fn look_at_next(&mut self, deliver: &Deliver) {
         let wanted = |(key, found): &(&String, &Found)| {
             found.is_settled(&self.interfaces, self.documents.get(*key))

@@ -77,8 +77,8 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// Reads the file in the state directory. If there is none, reads `stored`. If there is neither, a document means the
-    /// process that has its number now. A file that cannot be used is set aside and added to `damaged`.
+    /// Reads the file in the state directory. If there is none, reads `stored`. If there is neither, a document means
+    /// the process that has its number now. A file that cannot be used is set aside and added to `damaged`.
     pub(super) fn open(state: &Path, stored: Option<PathBuf>, damaged: &mut Vec<String>) -> Self {
         let own = Some(state.join("endpoint_processes.json"));
         let paths: Vec<PathBuf> = own.into_iter().chain(stored).collect();

@@ -7,8 +7,8 @@
 //!  eth0 in each namespace of --cni-netns-dir ─────┘
 //! ```
 //! The agent looks into a namespace only while a pod has no endpoint, and only if the namespace has none. The new
-//! endpoint is recorded like those of the CNI plugin, and is removed by the same events. The code calls this *taking in*
-//! a pod.
+//! endpoint is recorded like those of the CNI plugin, and is removed by the same events. The code calls this *taking
+//! in* a pod.
 
 mod search;
 #[cfg(test)]

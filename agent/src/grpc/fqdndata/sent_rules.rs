@@ -1,5 +1,5 @@
-//! The rules that the agent has sent to proxies of this service. A proxy receives the whole state each time, but does not
-//! remove a rule that the state lacks, not even a rule from another connection. A query from an address without an
+//! The rules that the agent has sent to proxies of this service. A proxy receives the whole state each time, but does
+//! not remove a rule that the state lacks, not even a rule from another connection. A query from an address without an
 //! endpoint can crash a proxy.
 
 use std::{

@@ -68,8 +68,8 @@ pub(super) fn build(
 }
 
 /// Omits the prefixes that change no decision: every rule treats such a prefix like the longest remaining prefix
-/// that contains it. Usually some dozens remain, however many addresses the node has learned; docs/src/grpc.md describes
-/// the exception. Also omits servers of identities that no remaining prefix has.
+/// that contains it. Usually some dozens remain, however many addresses the node has learned; docs/src/grpc.md
+/// describes the exception. Also omits servers of identities that no remaining prefix has.
 pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {
     let mut named_by: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (n, policy) in state.egress_l7_dns_policy.iter().enumerate() {

@@ -144,8 +144,8 @@ impl Held {
         })
     }
 
-    /// Counts an answer to a pod that has an address which the object lacks. Returns whether the answer has to be examined:
-    /// there is room, and this second had fewer than [`NEWS`] such answers.
+    /// Counts an answer to a pod that has an address which the object lacks. Returns whether the answer has to be
+    /// examined: there is room, and this second had fewer than [`NEWS`] such answers.
     pub(super) fn may_take_news(&mut self, name: &Fqdn, now: UnixTime) -> bool {
         if !self.has_room(name, now) {
             return false;

@@ -62,8 +62,8 @@ impl State {
         }
     }
 
-    /// For each label set, the identity whose entries it takes over. This is the identity that is in force at the prefixes
-    /// of the label set. `None` if these prefixes have different identities.
+    /// For each label set, the identity whose entries it takes over. This is the identity that is in force at the
+    /// prefixes of the label set. `None` if these prefixes have different identities.
     fn takes_over(&self, moves: &[IpNet]) -> HashMap<LabelSet, Option<IdentityId>> {
         let mut found = HashMap::new();
         for prefix in moves.iter().copied() {
@@ -112,9 +112,9 @@ impl State {
         }
     }
 
-    /// If prefixes with different labels request one number, none of them gets it. If prefixes with one label set request
-    /// several numbers, the label set gets none of these. Otherwise one prefix would for a moment have the access of
-    /// another.
+    /// If prefixes with different labels request one number, none of them gets it. If prefixes with one label set
+    /// request several numbers, the label set gets none of these. Otherwise one prefix would for a moment have the
+    /// access of another.
     fn drop_contested(&mut self) {
         let mut asking: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
         let mut asked: HashMap<LabelSet, Option<IdentityId>> = HashMap::new();
@@ -136,10 +136,10 @@ impl State {
         self.restoration.retain_requests(|id| agreed(id).is_some());
     }
 
-    /// Gives identities that come into force the entries of the identity that they take over from. An identity that takes
-    /// over from several identities gets the entries of the new policy, because each of the former identities may have
-    /// other access. Each prefix then comes under the new policy with one write. Returns the identities whose entries would
-    /// not fit: their prefixes move with the new policy.
+    /// Gives identities that come into force the entries of the identity that they take over from. An identity that
+    /// takes over from several identities gets the entries of the new policy, because each of the former identities may
+    /// have other access. Each prefix then comes under the new policy with one write. Returns the identities whose
+    /// entries would not fit: their prefixes move with the new policy.
     fn give_policy(
         &mut self,
         plan: &mut Plan,

@@ -2,9 +2,9 @@
 //!
 //! Several Services may have one address, and authors of Services write `externalIPs` freely. An address in the cluster
 //! takes precedence over the same address of a load balancer, and both take precedence over the same external address.
-//! If both addresses are of one kind, the address belongs to the Service that had it first. An address outside the cluster does not belong to a
-//! Service if it belongs to a node, a pod or an API server ([`Metadata::identity`]), or to a DNS
-//! server that policy names.
+//! If both addresses are of one kind, the address belongs to the Service that had it first. An address outside the
+//! cluster does not belong to a Service if it belongs to a node, a pod or an API server ([`Metadata::identity`]), or to
+//! a DNS server that policy names.
 //!
 //! [`Metadata::identity`]: crate::ipcache::metadata::Metadata::identity
 

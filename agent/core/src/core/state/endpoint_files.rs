@@ -216,8 +216,8 @@ impl EndpointFiles {
         (before, results)
     }
 
-    /// Notes that a planned write failed: the content on disk is unknown, except whether there is a file. The write is due
-    /// again at `retry_at`.
+    /// Notes that a planned write failed: the content on disk is unknown, except whether there is a file. The write is
+    /// due again at `retry_at`.
     pub(crate) fn undo_write(
         &mut self,
         id: EndpointId,

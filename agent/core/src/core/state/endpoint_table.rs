@@ -32,8 +32,8 @@ pub(crate) struct EndpointTable {
     orphans: BTreeSet<EndpointId>,
     left: LeftBehind,
     dirty: BTreeSet<EndpointId>,
-    /// Endpoints that programs of an earlier run may judge. This alone does not mark them, because each plan looks at all
-    /// marked endpoints.
+    /// Endpoints that programs of an earlier run may judge. This alone does not mark them, because each plan looks at
+    /// all marked endpoints.
     former: BTreeSet<EndpointId>,
     /// Endpoints that cannot be in force now, and why, by key.
     waiting: BTreeMap<String, (EndpointSpec, String)>,

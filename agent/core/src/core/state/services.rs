@@ -50,8 +50,8 @@ pub(crate) struct Services {
 #[derive(Debug)]
 pub(crate) struct KnownService {
     pub(crate) at: Arc<ServiceAt>,
-    /// Identities of the Service's addresses by family. A family is missing if the Service has no address of that family,
-    /// or while no number is free.
+    /// Identities of the Service's addresses by family. A family is missing if the Service has no address of that
+    /// family, or while no number is free.
     pub(crate) identities: BTreeMap<Family, IdentityId>,
     /// External addresses that do not count, because of `--k8s-external-ips`.
     pub(crate) refused: Vec<IpAddr>,

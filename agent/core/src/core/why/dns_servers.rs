@@ -1,6 +1,6 @@
 //! DNS servers of endpoints, by the entries of their policy maps. A server counts for an endpoint whose queries to it
-//! come to the proxy. A rule such as `toFQDNs` without `toPorts` also opens port 53 of other addresses, but does not make
-//! them DNS servers: queries to them bypass the proxy, and nothing is learned.
+//! come to the proxy. A rule such as `toFQDNs` without `toPorts` also opens port 53 of other addresses, but does not
+//! make them DNS servers: queries to them bypass the proxy, and nothing is learned.
 
 use std::collections::BTreeSet;
 

@@ -70,7 +70,8 @@ impl State {
         }
     }
 
-    /// Of the `known` answers, those whose name the ordered rules have, unless an answer that counts gave the same address.
+    /// Of the `known` answers, those whose name the ordered rules have, unless an answer that counts gave the same
+    /// address.
     fn untrusted_answers<'a>(
         &self,
         side: &Side,

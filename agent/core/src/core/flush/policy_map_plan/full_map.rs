@@ -170,8 +170,8 @@ impl State {
         Some((endpoint, self.policy.subject(endpoint.identity)?))
     }
 
-    /// Makes the policy of an endpoint explicit in the directions in which an entry for every peer would let packets pass
-    /// that a missing entry has to deny.
+    /// Makes the policy of an endpoint explicit in the directions in which an entry for every peer would let packets
+    /// pass that a missing entry has to deny.
     fn make_explicit(&mut self, id: EndpointId) {
         let Some((endpoint, subject)) = self.with_subject(id) else {
             return;

@@ -82,8 +82,8 @@ impl ServiceAddresses {
         Some(key)
     }
 
-    /// The Service that an address belongs to, unless the Service has the address only by `spec.externalIPs`. Any author
-    /// of Services may write that field.
+    /// The Service that an address belongs to, unless the Service has the address only by `spec.externalIPs`. Any
+    /// author of Services may write that field.
     pub(crate) fn holder_in_cluster(&self, address: IpAddr) -> Option<&str> {
         let (standing, key) = self.holders.get(&address)?.first()?;
         (*standing != Standing::External).then_some(&**key)

@@ -118,7 +118,7 @@ impl Core {
         plan
     }
 
-    /// Changes the model as the event says, and marks entries that now differ from the model.
+    /// Applies an event to the model, and marks map entries that then differ from the model.
     fn handle(&mut self, plan: &mut Plan, event: Event) {
         let state = &mut self.state;
         match event {

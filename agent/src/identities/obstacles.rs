@@ -1,4 +1,4 @@
-//! Why objects are not made, in words, with the remedy.
+//! Texts that explain why objects are not made, with the remedy.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What `status` and the metrics say about the objects that this agent makes.
+//! The data of `status` and the metrics about the CiliumIdentities that this agent makes.
 
 use std::sync::{
     Arc,

@@ -9,7 +9,7 @@ use super::object::ObjectKey;
 
 /// Maximum number of object names that are tried for one DNS name if the first is taken.
 const COLLISIONS: u64 = 10;
-/// Letters that spell no words.
+/// Letters and digits of which no words can be made.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// Objects to make and to remove.

@@ -186,7 +186,7 @@ impl<S: ResolverStore> Task<S> {
         let _late = timeout(DRAIN, self.drain()).await;
     }
 
-    /// Writes what is not written yet.
+    /// Writes the objects with changes that are not written yet.
     async fn drain(&mut self) {
         loop {
             // The last writes do not wait for the pause between two writes of an object.

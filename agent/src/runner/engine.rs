@@ -39,7 +39,7 @@ pub(super) enum AtOnce {
     Refused(Event),
 }
 
-/// The core, and what it acts on.
+/// The core, with the datapath, the proxies and the tasks that get its results.
 pub(super) struct Engine {
     pub(super) core: Core,
     datapath: Box<dyn Datapath>,

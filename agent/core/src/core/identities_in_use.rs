@@ -84,7 +84,7 @@ impl State {
     }
 
     fn unused(&self, sets: &HashMap<&LabelSet, bool>) -> Vec<UnusedIdentity> {
-        // An agent that does not read all pods cannot say that none uses an object.
+        // An agent that does not read all pods cannot know that no pod uses an object.
         let sees_all = !self.config.pods.prunes();
         let objects = self.numbers.objects().filter(|_| sees_all);
         let unused = objects.filter(|object| {

@@ -251,7 +251,7 @@ impl State {
         true
     }
 
-    /// Forgets what answers said of these pairs.
+    /// Forgets the answers that gave these pairs.
     pub(super) fn forget_answers(&mut self, pairs: &[NamePair]) {
         for (name, address) in pairs {
             if self.resolved.pairs.forget_answers(name, *address) {

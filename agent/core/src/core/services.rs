@@ -4,7 +4,7 @@
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
 //! those of the identities behind it ([`super::state::policy_model`]); this file reads the
 //! identities behind a Service from the addresses of its backends, whenever one of these changes
-//! ([`backends`]). [`addresses`] says which Service has an address.
+//! ([`backends`]). [`addresses`] decides which Service has an address.
 
 mod addresses;
 mod backends;

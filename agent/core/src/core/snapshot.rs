@@ -272,8 +272,8 @@ pub struct IdentityView {
     /// Where the number comes from.
     #[serde(default)]
     pub source: NumberSource,
-    /// When the object of the number was made, seconds since 1970; `None` = it has no object, or the
-    /// object does not say.
+    /// When the object of the number was made, seconds since 1970; `None` = the number has no object, or the object has
+    /// no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
 }

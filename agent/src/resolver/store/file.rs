@@ -137,7 +137,7 @@ impl ResolverStore for FileStore {
             let scanned = self.with(move |files| {
                 let scanned = files.scan();
                 let problems = files.problems(&scanned);
-                // A directory that cannot be read has no objects: the agent goes on without them.
+                // A directory that cannot be read counts as empty: the agent continues without objects.
                 if is_first && (scanned.is_ok() || !has_begun) {
                     return Ok((scanned, problems, files.list_events()));
                 }

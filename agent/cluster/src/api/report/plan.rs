@@ -200,7 +200,7 @@ impl Plan {
     }
 }
 
-/// Whether objects of a kind have a status that says whether they are refused.
+/// Whether objects of a kind have a status for the report that they are refused or accepted.
 pub(super) fn has_condition(kind: &str) -> bool {
     matches!(
         kind,

@@ -78,7 +78,7 @@ impl State {
     }
 
     /// At the sync, notes the combinations that will have an identity once everything is resolved,
-    /// whatever answers say.
+    /// whichever answers arrive.
     pub(in crate::core) fn await_names(&mut self) {
         let withheld = self.numbers.withheld();
         let in_force =

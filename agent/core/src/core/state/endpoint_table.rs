@@ -218,7 +218,7 @@ impl EndpointTable {
         &mut self.left
     }
 
-    /// Notes that a step failed which was to remove what is left under this number.
+    /// Notes that the removal of the state that is left under this number failed.
     pub(crate) fn restore_orphan(&mut self, id: EndpointId) {
         self.orphans.insert(id);
     }

@@ -1,7 +1,7 @@
 //! The revision of the policy, and which DNS rules proxies have.
 //!
 //! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies were
-//! last given (the published ones), and the marks that say what of these is out of date. It keeps one
+//! last given (the published ones), and marks for those that are out of date. It keeps one
 //! invariant: proxies never have a rule that the agent does not judge by, and they get no rule before
 //! the datapath has the policy that the rule depends on.
 

@@ -1,4 +1,4 @@
-//! Services that the core knows, with their addresses, their identities and what is behind them.
+//! Services that the core knows, with their addresses, their identities and their backends.
 
 pub(crate) mod addresses;
 pub(crate) mod backends;

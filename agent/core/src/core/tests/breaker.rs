@@ -158,7 +158,7 @@ fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
     assert_eq!(open(&node, "1.1.1.2"), [3]);
 }
 
-/// Kills the agent and starts it again with what it left, the same policy and endpoint.
+/// Kills the agent and starts it again with the state that it left, and with the same policy and endpoint.
 fn restart(node: &mut Node, max: usize, checkpoint: bool) {
     // After six seconds the names are on disk.
     node.tick(node.now.plus_secs(6));

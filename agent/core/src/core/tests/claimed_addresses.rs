@@ -35,7 +35,7 @@ fn an_address_of_another_endpoint_or_of_the_node_never_counts() {
         assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
         assert_eq!(node.datapath.lxc, before);
         assert_eq!(problem(&node), "");
-        // The claimed address replaces the pod's own: what was in force stays, and status says why.
+        // The claimed address replaces the pod's own address. The policy in force stays, and status gives the reason.
         node.endpoint(with_addresses("web", 7, &[claimed]));
         assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
         assert_eq!(node.datapath.lxc, before);

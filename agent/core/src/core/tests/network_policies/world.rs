@@ -104,7 +104,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
         .collect()
 }
 
-/// The cluster as the documents say it is.
+/// The cluster as the documents describe it.
 pub(super) struct World {
     pub(super) policies: BTreeMap<String, Value>,
     pods: Vec<(Pod, IpAddr)>,

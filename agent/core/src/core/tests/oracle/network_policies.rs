@@ -1,4 +1,4 @@
-//! NetworkPolicies of a history, and what they say of a packet by a reading of the documents.
+//! NetworkPolicies of a history, and their verdict on a packet by a reading of the documents.
 
 use std::net::IpAddr;
 
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// What the NetworkPolicies say of a packet between an endpoint and a peer.
+    /// The verdict of the NetworkPolicies on a packet between an endpoint and a peer.
     pub(super) fn network_policies_say(
         &self,
         host: u8,

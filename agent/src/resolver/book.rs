@@ -388,8 +388,7 @@ impl Book {
     }
 
     /// Adds the result of a look-up by command to the objects, and changes no due time. For a look-up that was due,
-    /// call
-    /// [`Self::looked_up`].
+    /// call [`Self::looked_up`].
     pub(crate) fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         for key in self.about(name) {
             let learned = Learned {

@@ -1,5 +1,5 @@
-//! DNSNameResolver objects: names of EgressFirewalls are looked up before their TTLs end, and all nodes know what one
-//! node learned.
+//! DNSNameResolver objects: one agent looks up names of EgressFirewalls before their TTLs end, and all nodes get the
+//! addresses that one node learned.
 //!
 //! ```text
 //!  core ── Observation ─► resolver task ─► store (file or Kubernetes) ─► watch, every agent

@@ -5,7 +5,7 @@
 //!                                       ├─► Core::plan ─► Plan::apply ─► Core::commit ─► Proxies
 //!  other rim tasks ──► bounded channel ─┘                (system calls, files)
 //! ```
-//! A few mappings that come while the core is idle need no queue: the thread of their stream
+//! A few mappings that arrive while the core is idle need no queue: the thread of their stream
 //! carries them out, if none of their steps waits for a disk (`engine::Engine::step_at_once`).
 //!
 //! A sender waits while its channel is full, so a flood slows only its sender. Events from proxies
@@ -39,7 +39,7 @@ const QUEUE: usize = 1024;
 /// Maximum total weight ([`weight`]) of the mappings in the queue: some 16,000 small mappings, or about 128 of the
 /// largest.
 const ROOM: u32 = 1 << 19;
-/// Longest that a reader waits for a snapshot.
+/// Longest time that a reader waits for a snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 mod engine;
@@ -166,7 +166,7 @@ impl CoreHandle {
         if sent { Ok(()) } else { Err(CoreAway::Stopped) }
     }
 
-    /// The whole state as plain data. Costs as much as there is state.
+    /// The whole state as plain data. The cost grows with the state.
     pub async fn snapshot(&self) -> Result<Snapshot, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.request(Input::Snapshot(sender), receiver).await
@@ -178,7 +178,7 @@ impl CoreHandle {
         self.request(Input::Summary(sender), receiver).await
     }
 
-    /// Endpoints, identities and prefixes; costs as much as there are prefixes.
+    /// Endpoints, identities and prefixes. The cost grows with the number of prefixes.
     pub async fn directory(&self) -> Result<Directory, CoreAway> {
         let (sender, receiver) = oneshot::channel();
         self.request(Input::Directory(sender), receiver).await
@@ -250,7 +250,7 @@ pub struct CoreThread {
 }
 
 impl CoreThread {
-    /// Lets the core finish what is queued, and waits for it.
+    /// Lets the core handle the events in its queues, and waits until it has ended.
     pub async fn stop(self) {
         let _gone = self.inputs.send(Input::Stop).await;
         drop(self.inputs);
@@ -327,7 +327,7 @@ struct Runner {
     pulse: Pulse,
 }
 
-/// Stops the engine with the core's thread, although other threads still refer to it.
+/// Drops the core and its datapath when the core's thread ends, although other threads still refer to the engine.
 struct Owner(Arc<Shared>);
 
 impl Drop for Owner {
@@ -409,7 +409,7 @@ impl Runner {
                 input = inputs.try_recv().ok();
             }
         }
-        // First all events that were sent before the input.
+        // Takes all events that were sent before the input: they are handled first.
         while events.len() <= QUEUE
             && let Ok(next) = receiver.try_recv()
         {

@@ -1,4 +1,5 @@
-//! Queries without pause from a pod. Each has a new source port, none is repeated, all are counted.
+//! Sends the same query from a pod without pause. Each query has a new source port. A query without an answer is not
+//! sent again, but counts as a failure.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -54,8 +54,8 @@ impl Pending {
         state.is_current = is_current;
         if state.bytes > MOST {
             tracing::error!(
-                "the disk takes no list of the cluster: none is stored until the agent is \
-                 started again"
+                "the list of the cluster could not be written for so long that too many changes \
+                 wait: it is not stored any more until the agent is started again"
             );
             state.give_up();
         }
@@ -64,7 +64,8 @@ impl Pending {
         }
     }
 
-    /// Stores nothing more in this run, because objects come without their JSON.
+    /// Stores nothing more in this run, because the listing on disk would have gaps or cannot be trusted: for
+    /// example, objects came without their JSON.
     pub fn give_up(&self) {
         self.state.lock().give_up();
     }

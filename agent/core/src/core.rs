@@ -118,7 +118,7 @@ impl Core {
         plan
     }
 
-    /// Changes the model as the event says, and marks entries that now differ from the model.
+    /// Applies an event to the model, and marks map entries that then differ from the model.
     fn handle(&mut self, plan: &mut Plan, event: Event) {
         let state = &mut self.state;
         match event {
@@ -241,8 +241,8 @@ impl Core {
         self.next_urgent().into_iter().chain(programs).min()
     }
 
-    /// As [`Self::next_deadline`], without what may wait while there are events: programs of an earlier run are replaced
-    /// in between, and each takes the kernel longer than many events.
+    /// As [`Self::next_deadline`], without work that may wait while there are events. This is the replacement of
+    /// programs of an earlier run: each program takes the kernel longer than many events.
     pub fn next_urgent(&self) -> Option<BootTime> {
         let state = &self.state;
         let file = state.files.next_due();

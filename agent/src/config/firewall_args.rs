@@ -16,9 +16,10 @@ pub struct FirewallArgs {
     /// A DNS server that is trusted for names in EgressFirewalls, and with --tofqdns-servers=trusted for
     /// toFQDNs, for example 10.96.0.10 or 192.0.2.53:5353 or `[2001:db8::53]:53`. Only answers of trusted
     /// servers open or deny an address there: otherwise the owner of two pods, one of them a DNS server,
-    /// would open any address to every pod. Without this flag, or with the value `cluster` beside
-    /// addresses: the addresses of --dns-service and of the pods behind it, and --k8s-dns-alias for it;
-    /// several with commas
+    /// would open any address to every pod. Without this flag, the servers of --dns-service are trusted: its
+    /// addresses in the cluster, its --k8s-dns-alias addresses, its NodeLocal addresses, and the pods behind it.
+    /// With the value `cluster`, they are trusted beside the addresses that the flag names. Separate several
+    /// values by commas
     #[arg(long, value_name = "ADDRESS[:PORT]|cluster", value_delimiter = ',')]
     pub dns_server: Vec<DnsServer>,
     /// The cluster's DNS Service. The DNS servers behind its port 53 are trusted for names, unless
@@ -53,7 +54,8 @@ impl FromStr for DnsServer {
         let example = "write for example 10.96.0.10, 192.0.2.53:5353, [2001:db8::53]:53 or cluster";
         let address = address.ok_or_else(|| format!("`{text}` is not an address; {example}"))?;
         let ip = address.ip().to_canonical();
-        // Queries to loopback never leave a pod, and the other ones have many receivers.
+        // Queries to loopback never leave a pod. A multicast address is not that of one server, and no server has an
+        // unspecified address or port 0.
         if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || address.port() == 0 {
             return Err(format!(
                 "`{text}` is not a server that pods can ask; {example}"
@@ -73,7 +75,8 @@ impl FirewallArgs {
         servers.collect()
     }
 
-    /// Whether those of the DNS Service are trusted beside them.
+    /// Whether `--dns-server` has the value `cluster`: the servers of the DNS Service are then trusted too. (Without
+    /// `--dns-server` they are trusted in any case.)
     pub(super) fn with_service(&self) -> bool {
         self.dns_server.contains(&DnsServer::Cluster)
     }

@@ -2,13 +2,12 @@
 //!
 //! An endpoint whose document cannot be resolved, or cannot be read, keeps its last policy as
 //! long as its host-side interface exists. At a start, the endpoints of the last run are the
-//! argument `restored` of [`EndpointBook::open`]. It is removed when its document is removed or its interface is
-//! gone. A document that names a process by number is resolved once: when its interface is gone,
+//! argument `restored` of [`EndpointBook::open`]. An endpoint is removed when its document is removed or its interface
+//! is gone. A document that names a process by number is resolved only once: when the interface is gone,
 //! another process may have the number.
 //!
-//! Nothing passes the host-side interface of a pod whose endpoint cannot be found, or is found at
-//! another interface than before and is not under policy there yet
-//! (`Gate`).
+//! If the endpoint of a pod cannot be found, or is found at another interface than before and is not under policy there
+//! yet, no packet passes the host-side interface of the pod (`Gate`).
 
 mod bridges;
 pub mod cli;
@@ -127,9 +126,9 @@ struct State {
 struct LastListing {
     /// Whether the first listing is not complete yet.
     starting: bool,
-    /// The first listing takes endpoints as another agent left them just now ([`kept`]).
+    /// Whether the first listing accepts endpoints as another agent left them just now ([`kept`]).
     keeps: bool,
-    /// The directory could be read.
+    /// Whether the directory could be read.
     listed: bool,
     /// Files that cannot be read to their end.
     torn: BTreeSet<String>,
@@ -270,8 +269,8 @@ impl EndpointBook {
         self.state.lock().refresh(&*self.deliver);
     }
 
-    /// Follows endpoints whose interface is gone or whose namespace was replaced, and those
-    /// that are not found yet and are due. Cheap if nothing changed.
+    /// Looks again for endpoints whose interface is gone or whose namespace was replaced, and for endpoints that are
+    /// not found yet, as far as a retry is due. Cheap if nothing changed.
     pub fn follow(&self) {
         let mut state = self.state.lock();
         state.follow_due(&*self.deliver);
@@ -281,8 +280,8 @@ impl EndpointBook {
         }
     }
 
-    /// Like [`Self::follow`], after a change of the node's interfaces or routes: whatever is not
-    /// resolved is due.
+    /// Like [`Self::follow`], after a change of the node's interfaces or routes: every document that is not resolved is
+    /// due.
     pub fn follow_links(&self) {
         let mut state = self.state.lock();
         state.problems.retries.reset();
@@ -297,12 +296,12 @@ impl EndpointBook {
         })
     }
 
-    /// Number of interfaces that nothing passes until their endpoint is found.
+    /// Number of interfaces that are closed until their endpoint is found.
     pub fn closed_interfaces(&self) -> usize {
         self.state.lock().gated.len()
     }
 
-    /// Why interfaces of endpoints cannot be looked for, and what holds meanwhile.
+    /// Why the agent cannot look for interfaces of endpoints, and what happens to endpoints meanwhile.
     pub(crate) fn blind(&self) -> Option<String> {
         let failure = self.state.lock().interfaces.failure()?;
         Some(format!(

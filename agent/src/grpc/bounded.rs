@@ -1,7 +1,7 @@
 //! Connections of proxies: bounded in number, and in time while they have no request.
 //!
-//! A connection that has to give way, or is idle for too long, fails at its next read or write: the server then drops
-//! it.
+//! If a newer connection takes the place of a connection, or if a connection is idle for too long, its next read or
+//! write fails, and the server then drops it.
 
 use std::{
     io,
@@ -44,10 +44,10 @@ pub(crate) struct Bounded<S, I> {
     info: I,
     activity: Activity,
     idle: Duration,
-    /// The next check whether there was a request.
+    /// When to check next whether there was a request.
     look: Pin<Box<Sleep>>,
     gives_way: Pin<Box<WaitForCancellationFutureOwned>>,
-    /// Counts the connection against the limit until it is dropped.
+    /// Counts the connection against the limit until this field is dropped.
     _guest: Guest<Peer>,
 }
 

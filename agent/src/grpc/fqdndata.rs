@@ -47,8 +47,7 @@ use crate::{
 /// Least time between two snapshots, the same as in Cilium's agent.
 const PACE: Duration = Duration::from_secs(1);
 /// Time without data after which the agent sends a ping. The client sends a ping after 10 s without
-/// data, and closes the connection if no reply comes within 1 s. With the agent's pings it needs
-/// none.
+/// data, and closes the connection if no reply comes within 1 s. While the agent sends pings, the client sends none.
 const PING: Duration = Duration::from_secs(5);
 /// Receive limit of the client (grpc-go), bytes, minus a reserve.
 const LIMIT: usize = (4 << 20) - 1024;
@@ -58,10 +57,10 @@ const MAX_REQUEST: usize = 1 << 20;
 const MAX_STREAMS: u32 = 256;
 /// Maximum accepted connections that wait for the gRPC server.
 const ACCEPTED: usize = 16;
-/// How often rules and directory are read for one snapshot, at most: changes may come between the two reads. The last
-/// pair is sent although the directory may be one change ahead of the rules, or behind.
+/// Maximum number of times that rules and directory are read for one snapshot, because a change may happen between the
+/// two reads. The last pair is sent although the directory may be one change ahead of the rules or behind them.
 const TRIES: usize = 2;
-/// How many directories are read in the time between two snapshots. All streams share them.
+/// Maximum number of directories that are read in the time between two snapshots. All streams share them.
 const DIRECTORIES: u32 = 2;
 
 /// Timings of the service, and its size limit.
@@ -229,7 +228,7 @@ impl FqdnDataService {
             let read = self.directory(change).await?;
             let table = Arc::clone(&rules.borrow_and_update());
             tries += 1;
-            // Rules come after the change that they refer to.
+            // The core publishes rules after the change that they refer to.
             if *changes.borrow() == read.change || tries == TRIES {
                 return Ok((table, read.directory));
             }
@@ -269,8 +268,8 @@ impl FqdnDataService {
         Some(state)
     }
 
-    /// The directory after this change, or a later one. One stream requests it, the others share it: a
-    /// directory costs the core as much as there are prefixes.
+    /// The directory after this change, or after a later one. One stream requests the directory, and the others share
+    /// it, because its cost for the core grows with the number of prefixes.
     async fn directory(&self, change: u64) -> Result<DirectoryRead, CoreAway> {
         let mut last = self.directory.lock().await;
         if let Some(read) = &*last {

@@ -1,7 +1,7 @@
 //! Follows the processes that hold leases, and ends the leases of a process that has ended.
 //!
-//! The end of a mapping stream says nothing about the process behind it: it may go on answering under leases that
-//! it has. The agent sees the end of the process through its pidfd.
+//! When a mapping stream ends, its process may still run and answer under the leases that it has. The agent sees the
+//! end of the process through its pidfd.
 
 use std::{
     collections::VecDeque,
@@ -40,7 +40,7 @@ impl Holders {
     /// Remembers the process at the other end of a stream, until it has ended.
     pub(crate) fn follow(&self, pid: i32, process: Arc<OwnedFd>, stream: StreamId) {
         if has_ended(&process) {
-            // Another process has the connection now, and which one cannot be known.
+            // Another process has the connection now, and the agent cannot find out which one.
             return;
         }
         let mut followed = self.0.lock();
@@ -63,7 +63,7 @@ impl Holders {
         }
     }
 
-    /// Tells the core which streams' processes have ended, until stopped.
+    /// Reports to the core the streams whose processes have ended, until stopped.
     pub(crate) async fn run(self, core: CoreHandle, stop: CancellationToken) {
         let pause = || stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL));
         while pause().await.is_some() {

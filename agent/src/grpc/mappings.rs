@@ -1,4 +1,4 @@
-//! One proxy's mapping stream: batches up, results and revocations down.
+//! The mapping stream of one proxy. The proxy sends batches of mappings, and the agent sends results and revocations.
 
 use agent_core::core::event::{Event, MappingEvent, RevokeAck};
 use dns_policy::epoch::Epoch;
@@ -44,7 +44,7 @@ pub(super) async fn serve(
                 }
             }
         }
-        // Closed by the registry: the proxy fetched too slowly.
+        // The registry closed the stream, because the proxy read results too slowly.
         let slow = Status::resource_exhausted("results were not fetched; connect again");
         let _ended = answers.try_send(Err(slow));
     };

@@ -106,17 +106,17 @@ pub struct Peer {
     pub pid: Option<i32>,
     /// The same process, as a descriptor that is readable once the process has ended.
     pub process: Option<Arc<OwnedFd>>,
-    /// The peer to which limits count its connections.
+    /// The identity of the peer, by which limits count its connections.
     pub who: Who,
-    /// Whether its connection has requests.
+    /// Whether the peer's connection has requests.
     pub activity: Activity,
     instance: Arc<OnceLock<String>>,
     other_state_dir: Arc<OnceLock<String>>,
 }
 
 impl Peer {
-    /// Id of its process. The kernel gives 0 for a process of a pid namespace that this one does not see (unix(7),
-    /// SO_PEERCRED).
+    /// Id of the peer's process. The kernel gives 0 for a process of a pid namespace that this one does not see
+    /// (unix(7), SO_PEERCRED).
     pub fn visible_pid(&self) -> Option<i32> {
         self.pid.filter(|pid| *pid > 0)
     }

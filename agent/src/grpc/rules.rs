@@ -1,4 +1,4 @@
-//! One proxy's rules stream: snapshot, then deltas; acknowledgements back.
+//! The rules stream of one proxy. The agent sends a snapshot and then deltas, and the proxy sends acknowledgements.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Messages that bring a proxy from `sent` (nothing yet: a snapshot) to `now`.
+/// Messages that bring a proxy from the rules `sent` to the rules `now`. If nothing was sent yet, they are a snapshot.
 fn messages(epoch: &Epoch, sent: Option<&RulesTable>, now: &RulesTable) -> Vec<DnsRulesUpdate> {
     let message = |kind| DnsRulesUpdate {
         epoch: Some(convert::epoch(epoch)),

@@ -35,7 +35,7 @@ use crate::runner::CoreHandle;
 
 /// Longest pause between two looks.
 const LOOK: Duration = Duration::from_secs(5);
-/// Kinds that say which labels are in use.
+/// Kinds whose objects show which labels are in use.
 const KINDS: [&str; 3] = ["Namespace", "Pod", "CiliumIdentity"];
 /// Maximum number of objects that one look deletes.
 const DELETES: usize = 20;
@@ -53,9 +53,9 @@ pub(super) struct Leader {
     pub(super) core: CoreHandle,
     pub(super) shared: Identities,
     pub(super) health: ClusterHealth,
-    /// How long an object stays without a pod.
+    /// How long an object stays that no pod uses.
     pub(super) unused_for: Duration,
-    /// Takes the label sets of other nodes that lack an object.
+    /// Gets the label sets of other nodes that lack an object. The task that makes objects reads it.
     pub(super) others: watch::Sender<Arc<WantedIdentities>>,
 }
 
@@ -88,7 +88,7 @@ impl Watched {
 }
 
 impl Leader {
-    /// Seeks the Lease until `stop`, then gives it back.
+    /// Requests and renews the Lease until `stop`, then releases it.
     pub(super) async fn run(self, stop: CancellationToken) {
         let mut hold = Hold {
             sight: Sight::default(),
@@ -124,7 +124,7 @@ impl Leader {
         }
     }
 
-    /// Whether this agent leads, long enough for one more request.
+    /// Whether this agent leads, and has the Lease for long enough to send one more request.
     fn leads(&self, hold: &Hold) -> bool {
         let duration = self.lease.terms.duration;
         hold.renewed
@@ -180,7 +180,7 @@ impl Leader {
         };
         let unused = &mut watched.unused;
         if !found.is_synced || !self.is_current() {
-            // The pods are not known, so no time without a pod counts.
+            // The agent does not know all pods, so it cannot know for how long an object has had no pod.
             unused.forget();
             return;
         }
@@ -204,8 +204,8 @@ impl Leader {
         }
     }
 
-    /// Writes to the Lease that the numbers rest, before their objects are deleted: agents that start later do not
-    /// see the deletion. Gives the objects that may be deleted now.
+    /// Adds the numbers of these objects to the [`Resting`] numbers in the Lease before the objects are deleted,
+    /// because agents that start later do not see the deletion. Gives the objects that may be deleted now.
     async fn announce(
         &self,
         mut due: Vec<UnusedIdentity>,
@@ -264,7 +264,7 @@ impl Leader {
         }
     }
 
-    /// Deletes an object, unless a pod came since the look.
+    /// Deletes an object, unless a pod uses it now.
     async fn delete(&self, object: &UnusedIdentity) -> Result<Deleted, RequestError> {
         let known = object.clone();
         let is_unused = self.core.inspect(move |core| core.is_unused(&known)).await;

@@ -1,4 +1,4 @@
-//! Requests about CiliumIdentity objects. No request changes one.
+//! Requests that read, create and delete CiliumIdentity objects. No request changes an object.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,8 @@ use serde_json::{Value, json};
 use shared_maps::IdentityId;
 
 const ALL: &str = "/apis/cilium.io/v2/ciliumidentities";
-/// Node of an object whose labels no Pod document has: the object stays while the node's CiliumNode does.
+/// Annotation of an object whose labels no Pod document has: the node whose endpoint has them. The object stays while
+/// the CiliumNode of this node exists.
 const NODE: &str = "holdfast.io/node";
 /// Maximum bytes of an object; the API server stores at most 1.5 MB.
 const OBJECT_MAX: usize = 2 << 20;
@@ -213,7 +214,7 @@ fn path(id: IdentityId) -> String {
     format!("{ALL}/{}", id.0)
 }
 
-/// Whether it can be a part of a path: the text is another agent's.
+/// Whether a text can be a part of a URL path. The agent did not write this text: it is from an object.
 fn is_name(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     !text.is_empty() && text.bytes().all(is_plain) && !text.starts_with('.')

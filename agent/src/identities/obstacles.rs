@@ -1,4 +1,4 @@
-//! Why objects are not made, in words, with the remedy.
+//! Texts that explain why objects are not made, with the remedy.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +51,8 @@ impl Obstacles {
     }
 }
 
-/// Whether every other object would fail too. Otherwise it may be the labels of a tenant that the API server does not
-/// take, for example because they are too long: objects of other tenants do not wait for such labels.
+/// Whether a request for any other object would fail too. Otherwise the API server may have refused the labels of one
+/// tenant, for example because they are too long. Objects of other tenants do not wait for such an object.
 pub(super) fn concerns_all(error: &RequestError) -> bool {
     let of_all = [401, 403, 404, 408, 429, 502, 503, 504];
     error.code().is_none_or(|code| of_all.contains(&code))

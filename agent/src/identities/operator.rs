@@ -1,5 +1,5 @@
-//! Whether a Cilium operator runs in the cluster. It deletes CiliumIdentities that no CiliumEndpoint uses, so that
-//! objects of agents would vanish while pods use them.
+//! Whether a Cilium operator runs in the cluster. A Cilium operator deletes CiliumIdentities that no CiliumEndpoint
+//! uses, so objects of agents would vanish while pods use them.
 
 use std::{
     collections::BTreeMap,
@@ -14,10 +14,12 @@ use super::objects::Store;
 const LEASE: &str = "cilium-operator-resource-lock";
 /// Namespaces where Cilium is installed, besides the agents' namespace.
 const NAMESPACES: [&str; 2] = ["kube-system", "cilium"];
-/// An operator left a Lease behind if it did not change for this long. No clocks are compared.
+/// If a Lease does not change for this long, its operator is gone and left it behind. The agent measures this time by
+/// its own clock, and does not read the times in the Lease.
 const LEFT: Duration = Duration::from_secs(30);
-/// Pauses between two looks: while the verdict is uncertain, and afterwards.
+/// Pause between two looks while an operator runs or may run.
 const SOON: Duration = Duration::from_secs(5);
+/// Pause between two looks while no operator runs.
 const LATER: Duration = Duration::from_mins(1);
 
 /// The operator's Leases, as they were seen.
@@ -41,7 +43,7 @@ struct Seen {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     None,
-    /// Its Lease exists; it shows soon whether it is renewed.
+    /// The operator's Lease exists, but was not renewed yet since this agent saw it first.
     Undecided,
     /// The operator runs: text with its Lease and the holder.
     Runs(String),
@@ -57,7 +59,7 @@ impl OperatorSight {
         }
     }
 
-    /// Looks for the Leases of operators if a look is due. Gives the state.
+    /// Looks for the Leases of operators if a look is due. Gives the latest verdict.
     pub(super) async fn look(&mut self, store: &impl Store) -> Verdict {
         if !self.is_due(store.now()) {
             return self.verdict.clone();
@@ -67,7 +69,8 @@ impl OperatorSight {
             match store.lease(namespace, LEASE).await {
                 Ok(lease) => self.take(namespace, lease.as_ref(), store.now()),
                 Err(error) => {
-                    // What was seen before counts. The next request shows what is wrong.
+                    // What was seen before counts. If the API server is at fault, the next request that makes or
+                    // deletes an object fails too, and that failure is reported.
                     tracing::debug!(%error, namespace, "cannot look for a Cilium operator");
                 }
             }
@@ -113,7 +116,7 @@ impl OperatorSight {
         }
     }
 
-    /// The state after a look. It sets the time of the next one.
+    /// The verdict after a look. Also sets the time of the next look.
     fn judge(&mut self, now: Instant) -> Verdict {
         let alive = self
             .leases

@@ -10,9 +10,10 @@ use agent_core::{identity::cluster::WantedIdentities, labels::LabelSet};
 /// Maximum number of objects within [`PERIOD`].
 const RATE: usize = 20;
 const PERIOD: Duration = Duration::from_secs(1);
-/// Objects that one namespace may make at once, and the time in which it may make one more after that: a tenant
-/// whose labels change all the time cannot use up the range.
+/// Maximum number of objects that the agent makes at once for one namespace. So a tenant whose labels change all the
+/// time cannot use up the range of numbers.
 const BURST: u32 = 100;
+/// After [`BURST`] objects, the namespace gets one more in each of these times.
 const REFILL: Duration = Duration::from_secs(1);
 /// First and longest pause of a namespace whose objects the API server refuses.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -21,7 +22,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pending: BTreeMap<String, BTreeMap<LabelSet, Instant>>,
-    /// Namespaces that made objects not long ago.
+    /// Namespaces for which the agent has tried to make objects, until they may get [`BURST`] objects at once again.
     made: BTreeMap<String, Share>,
     /// The latest attempts, as many as one period may have.
     attempts: VecDeque<Instant>,
@@ -41,9 +42,9 @@ struct Refused {
 /// What a namespace has used.
 #[derive(Debug)]
 struct Share {
-    /// When the namespace may make [`BURST`] objects at once again.
+    /// When the namespace may get [`BURST`] objects at once again.
     full_at: Instant,
-    /// When the namespace was served last, as a number of attempts.
+    /// Number of attempts for all namespaces, as of the last attempt for this one.
     turn: u64,
 }
 
@@ -297,7 +298,7 @@ mod tests {
         let list = wanted("a", 0..30);
         queue.follow(&list, start, || Duration::ZERO);
         assert_eq!(make_all(&mut queue, start).len(), 20);
-        // No clock of the kernel does so: these do not go back.
+        // The kernel's monotonic clock does not go back. The clock of this test does.
         let back = start - Duration::from_hours(1);
         queue.follow(&list, back, || Duration::ZERO);
         assert!(matches!(queue.next(back), Turn::WaitUntil(at) if at <= start + PERIOD));

@@ -1,5 +1,6 @@
-//! Numbers whose objects the agent that leads deleted within the last hour. They are in an annotation of its Lease:
-//! agents that were not there when an object was deleted read them before they make objects. No input or output.
+//! *Resting* numbers: the agent that leads deleted their objects within the last hour, and until the hour is over no
+//! agent gives the numbers to other labels. They are in an annotation of the leader's Lease: an agent that did not run
+//! when an object was deleted reads them before it makes objects. No input or output.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -12,7 +13,7 @@ pub(super) const RESTING: &str = "holdfast.io/resting-identities";
 /// Maximum numbers at one time. An object has at most 256 KiB of annotations; these take 48 KiB.
 const MOST: usize = 8192;
 
-/// The numbers, and until when.
+/// The numbers, and until when each of them rests.
 #[derive(Debug, Default)]
 pub(super) struct Resting(BTreeMap<IdentityId, Instant>);
 
@@ -42,7 +43,8 @@ impl Resting {
     }
 }
 
-/// Numbers that the Lease has. Words that are no number of a pod, and numbers beyond the maximum, are left out.
+/// Numbers in the annotation of the Lease. Words that are no number of a pod, and numbers beyond the maximum, are left
+/// out.
 pub(super) fn numbers(lease: Option<&Value>) -> Vec<IdentityId> {
     let text = lease.and_then(|lease| lease["metadata"]["annotations"][RESTING].as_str());
     let words = text.unwrap_or_default().split(',');

@@ -1,4 +1,4 @@
-//! Makes the objects that label sets lack, and tells the core their numbers.
+//! Makes the objects that label sets lack, and sends their numbers to the core.
 
 use std::{
     sync::Arc,
@@ -35,7 +35,8 @@ use crate::runner::{CoreHandle, identity_feed::IdentityFeed};
 
 /// Name of the Lease.
 pub(super) const LEASE: &str = "holdfast-identities";
-/// A new label set is tried within this time, so that agents of new replicas spread their requests.
+/// The longest time that the agent waits before it tries a new label set. Each agent waits for a random time, so that
+/// the agents of new replicas spread their requests.
 const SPREAD: Duration = Duration::from_millis(50);
 /// A label set whose object exists, but whose number the core does not know yet, or that has no number left, is tried
 /// again after this time.
@@ -48,13 +49,13 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 pub(crate) struct Settings {
     pub(crate) api: Api,
     pub(crate) node: String,
-    /// How long an object stays without a pod.
+    /// How long an object stays that no pod uses.
     pub(crate) unused_for: Duration,
     /// Duration of the Lease.
     pub(crate) lease: Duration,
 }
 
-/// Starts both tasks. Returns their state for `status` and metrics.
+/// Starts the task that makes objects, and the task of the leader. Returns their state for `status` and metrics.
 pub(crate) fn start(
     settings: Settings,
     feed: &IdentityFeed,
@@ -120,7 +121,7 @@ struct Maker<S> {
     obstacles: Obstacles,
     /// Whether an operator of Cilium runs, or may run.
     is_beside_operator: bool,
-    /// When to read which numbers rest; `None` = they were read.
+    /// When to read which numbers [rest](resting); `None` = they were read.
     resting_at: Option<Instant>,
 }
 
@@ -167,7 +168,7 @@ impl<S: Store> Maker<S> {
         wanted
     }
 
-    /// Shows what is in the way.
+    /// Writes the first obstacle into the view, for `status`.
     fn show(&self) {
         let problem = self.obstacles.first();
         self.shared.change(|view| view.problem = problem);
@@ -202,8 +203,8 @@ impl<S: Store> Maker<S> {
         }
     }
 
-    /// Reads once, before the first object, which numbers rest since before this agent started. Gives
-    /// whether there are any.
+    /// Reads once, before the agent makes its first object, which numbers [rest](resting). Gives whether there are
+    /// any.
     async fn read_resting(&mut self) -> bool {
         if self.resting_at.is_none_or(|at| at > self.objects.now()) {
             return false;

@@ -1,4 +1,4 @@
-//! For how long objects have had no pod, by the clock of the agent that leads. No input or output.
+//! How long each object has had no pod, by the clock of the agent that leads. No input or output.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use agent_core::{
 };
 use shared_maps::IdentityId;
 
-/// How long the agent of a pod's node has before the leader makes the object.
+/// Time that the agent of a pod's node has to make the object. After that the leader makes it.
 const OWN_AGENT: Duration = Duration::from_secs(5);
 
 /// Since when each object has had no pod, and each pod no object.
@@ -21,7 +21,7 @@ pub(super) struct Unused {
 }
 
 impl Unused {
-    /// Forgets everything: what happened meanwhile is unknown.
+    /// Forgets all times, because the agent does not know whether pods used the objects meanwhile.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }

@@ -1,4 +1,4 @@
-//! What `status` and the metrics say about the objects that this agent makes.
+//! The data of `status` and the metrics about the CiliumIdentities that this agent makes.
 
 use std::sync::{
     Arc,
@@ -9,7 +9,8 @@ use daemon::{label, metrics::Counts};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// What the agent does about objects of the cluster's label sets, as it is now.
+/// The present state of the agent's work on CiliumIdentity objects: problems, label sets that wait, and whether this
+/// agent leads.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct IdentitiesView {
     /// Why no object is made, or why the last one could not be made; `None` = nothing is in the way.

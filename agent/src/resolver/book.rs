@@ -29,7 +29,8 @@ use super::{
 pub const PAUSE: u32 = 1;
 /// Seconds until a write is tried again because the object was not in the store.
 const AGAIN: u32 = 5;
-/// Longest wait for a write, in seconds. A later time was set before the clock was set back, and does not count.
+/// Longest wait for a write, in seconds. If the time of a write is further away than this, the clock was set back after
+/// that time was chosen, so the time does not count.
 const LONGEST_PAUSE: u32 = 120;
 
 /// What an answer to a pod changed.
@@ -260,7 +261,8 @@ impl Book {
         self.schedule.remove(key);
     }
 
-    /// Works out what an object has now. The core gets it if its addresses changed, or if `always` is set.
+    /// Computes the status that an object has now. The core gets the object if its addresses changed, or if `always` is
+    /// set.
     fn refresh(&mut self, key: &ObjectKey, now: UnixTime, always: bool) {
         if let Some(held) = self.objects.get(key) {
             let (base, learned) = held.base();
@@ -328,8 +330,8 @@ impl Book {
         own.chain(of_wildcard).flatten().cloned().collect()
     }
 
-    /// Takes an answer that a pod got. It counts if the object lacks one of its addresses, or has one whose TTL is
-    /// over: the agent's own look-ups renew the TTLs of the others.
+    /// Takes an answer that a pod got. The answer counts if the object lacks one of the answer's addresses, or if the
+    /// TTL of one of them is over. The agent's own look-ups renew the TTLs of the other addresses.
     pub(crate) fn observed(&mut self, observation: &Observation, now: UnixTime) -> Taken {
         let name = &observation.name;
         let about = self.about(name);
@@ -380,12 +382,12 @@ impl Book {
         }
     }
 
-    /// Notes that a due name could not be looked up: it is tried again soon.
+    /// Notes that a due name could not be looked up. The name is tried again soon.
     pub(crate) fn not_asked(&mut self, name: &Fqdn, now: UnixTime) {
         self.schedule.not_asked(name, now);
     }
 
-    /// Adds the result of a look-up by command to the objects. It changes no due time. For a look-up that was due,
+    /// Adds the result of a look-up by command to the objects, and changes no due time. For a look-up that was due,
     /// call [`Self::looked_up`].
     pub(crate) fn asked_by_hand(&mut self, name: &Fqdn, outcome: &Outcome, now: UnixTime) {
         for key in self.about(name) {
@@ -410,9 +412,9 @@ impl Book {
         true
     }
 
-    /// Compares the objects with the wanted names. An object to be made counts as existing from now on: its name is
-    /// looked up even if the store refuses the object. While documents are unread, no stored object is to be removed:
-    /// an unread document may use its name.
+    /// Compares the objects with the wanted names. An object that has to be made counts as existing from now on, so its
+    /// name is looked up even if the store refuses the object. While some documents are unread, the plan removes no
+    /// stored object, because an unread document may use its name.
     pub(crate) fn plan(&mut self, wanted: &WantedNames, now: UnixTime) -> Plan {
         let stored = self.objects.iter().filter(|(_, held)| !held.is_local);
         let stored = stored.map(|(key, held)| (key.clone(), held.stored.name.clone()));
@@ -463,7 +465,7 @@ impl Book {
         }
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// The next time at which [`Self::expire`] has something to do.
     pub(crate) fn expires(&self) -> Option<UnixTime> {
         self.expiries.first().map(|(at, _)| *at)
     }

@@ -29,7 +29,7 @@ impl fmt::Debug for ResolverFeed {
 }
 
 impl ResolverFeed {
-    /// Sends answers to `observe` too, which must not wait.
+    /// Sends answers to `observe` too. `observe` must not wait.
     pub fn observed_by(mut self, observe: impl Fn(Observation) + Send + Sync + 'static) -> Self {
         self.observe = Some(Arc::new(observe));
         self

@@ -9,7 +9,7 @@ use super::object::ObjectKey;
 
 /// Maximum number of object names that are tried for one DNS name if the first is taken.
 const COLLISIONS: u64 = 10;
-/// Letters that spell no words.
+/// Letters and digits of which no words can be made.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// Objects to make and to remove.
@@ -29,7 +29,7 @@ pub fn plan(wanted: &BTreeSet<Fqdn>, objects: &BTreeMap<ObjectKey, Fqdn>, namesp
     let mut plan = Plan::default();
     let mut missing = wanted.clone();
     let mut first = objects.iter().collect::<Vec<_>>();
-    // If two objects have one DNS name, the object whose own name is made of the DNS name stays.
+    // If two objects have one DNS name, the object stays whose own name is derived from the DNS name.
     first.sort_by_cached_key(|(key, name)| key.name != object_name(name, 0));
     for (key, name) in first {
         if !missing.remove(name) {

@@ -74,7 +74,7 @@ pub struct Change {
 }
 
 /// The status of the object of `spec` after `name` was looked up. Nothing changes if the object is
-/// not about that name. A TTL of 0, or above 31 bits (RFC 2181, 8), is [`Settings::min_ttl`].
+/// not about that name. A TTL of 0, or above 31 bits (RFC 2181, 8), counts as [`Settings::min_ttl`].
 pub fn observe(
     status: &Status,
     spec: &Fqdn,
@@ -101,7 +101,7 @@ pub fn apply(
     now: UnixTime,
     settings: &Settings,
 ) -> usize {
-    // The definition of the kind refuses a whole status for one name such as _a.example.com.
+    // Because of the schema in the CRD, one name such as _a.example.com would make the whole status invalid.
     let is_wanted = dns_name::matches(spec, name) && dns_name::parse(name.as_str()).is_ok();
     let mut next = Next {
         status,
@@ -216,7 +216,7 @@ impl Next<'_> {
         })
     }
 
-    /// Drops names whose addresses are all addresses of the wildcard, with the same next look-up.
+    /// Drops each name whose addresses the wildcard has too, if their next look-ups are at the same times.
     fn drop_covered(&mut self) {
         let tolerance = u64::from(self.settings.tolerance);
         let Some((wildcard, rest)) = self.status.names.split_first() else {
@@ -263,8 +263,8 @@ impl Next<'_> {
         set_degraded(entry, true, failure.words(), now);
     }
 
-    /// Leaves addresses out until the object keeps its limits: the names with the most addresses lose theirs first,
-    /// and of one name the expired addresses are left out first.
+    /// Leaves addresses out until the object keeps its limits. The names with the most addresses lose addresses first.
+    /// Of one name, the expired addresses are left out first.
     fn fit(&mut self) {
         let names = &mut self.status.names;
         let most = names.iter().map(|entry| entry.addresses.len()).max();

@@ -26,9 +26,11 @@ const FAN_OUT: usize = 5;
 pub(crate) const MAX_PLANNED: usize = 50_000;
 
 /// The status without the addresses whose grace period is over; `None` if nothing changes. `looked_up` gives the time
-/// at which the last look-up of a name ended. An address stays until a look-up has ended after the end of its TTL: if
-/// the server is silent, the failure is thus counted before any address goes. A look-up in the future, by a node with
-/// a wrong clock, counts as a look-up of now: otherwise its address would stay until that time has come.
+/// at which the last look-up of a name ended.
+///
+/// An address stays until a look-up has ended after the end of the address's TTL. So if the server is silent, the
+/// failure is counted before any address is removed. If a node with a wrong clock recorded a look-up in the future, it
+/// counts as a look-up of now: otherwise its address would stay until that time.
 pub(crate) fn expire(
     status: &Status,
     now: UnixTime,
@@ -67,13 +69,13 @@ pub(crate) fn wait(remaining: Option<Duration>, settings: &Settings) -> Duration
     }
 }
 
-/// The error that there is no DNS server to ask.
+/// The error for a look-up without a DNS server to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no servers: no DNS server is trusted or ready; give --dns-server, or see --dns-service")]
 pub struct NoServers;
 
-/// The servers that a look-up asks, chosen at random: one for a name with at most one known
-/// address, else up to five.
+/// The servers that a look-up asks, chosen at random: one server for a name with at most one known address, and up to
+/// [`FAN_OUT`] servers for any other name.
 pub(crate) fn servers_to_ask(
     known: usize,
     servers: &BTreeSet<SocketAddr>,
@@ -112,17 +114,17 @@ pub(crate) struct Schedule {
     /// The latest time at which due names were taken.
     clock: UnixTime,
     objects: BTreeMap<ObjectKey, BTreeSet<Fqdn>>,
-    /// How many names of each object have no room.
+    /// Number of names of each object that are not planned, because there are [`MAX_PLANNED`] already.
     left_out: BTreeMap<ObjectKey, usize>,
 }
 
 #[derive(Debug, Default)]
 struct Planned {
-    /// Objects that have the name. Each says how many addresses the name has, and when to look it up next.
+    /// Objects that have the name, each with the number of its addresses of the name and the time of the next look-up.
     objects: BTreeMap<ObjectKey, (usize, Option<UnixTime>)>,
-    /// When it is looked up next; `None` while it is being looked up.
+    /// When the name is looked up next; `None` while it is being looked up.
     due: Option<UnixTime>,
-    /// The object in whose turn it is looked up, once it is due.
+    /// Once the name is due: the object in whose turn the name is looked up.
     turn: Option<ObjectKey>,
     is_asked: bool,
     /// When the last look-up ended.
@@ -247,8 +249,8 @@ impl Schedule {
         taken
     }
 
-    /// Names that became due wait for the turn of their object. A name of several objects waits for the one with the
-    /// fewest names.
+    /// Names that became due wait for the turn of their object. A name of several objects waits for the turn of the
+    /// object with the fewest names.
     fn give_turns(&mut self, now: UnixTime) {
         while let Some((at, name)) = self.queue.pop_first() {
             if at > now {
@@ -271,8 +273,8 @@ impl Schedule {
         }
     }
 
-    /// Sets the times of look-ups back if the clock was set back: names would otherwise wait until it shows its
-    /// former time.
+    /// Sets the times of look-ups back if the clock was set back. Otherwise names would wait until the clock shows its
+    /// former time again.
     fn follow_clock(&mut self, now: UnixTime) {
         let back = self.clock.since(now.plus(SKEW));
         self.clock = if back > 0 { now } else { self.clock.max(now) };

@@ -46,8 +46,8 @@ pub trait ResolverStore: Send + Sync + 'static {
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send;
 
-    /// Seeks to lead until `stop`, and reports in `role` whether this agent leads. When it returns,
-    /// this agent does not lead, and another one may.
+    /// Tries to become the agent that leads, until `stop`, and reports in `role` whether this agent leads. When the
+    /// call returns, this agent does not lead, and another one may.
     fn lead(
         &self,
         role: watch::Sender<Role>,
@@ -64,7 +64,7 @@ pub trait ResolverStore: Send + Sync + 'static {
     /// Removes an object. A missing object is no error.
     fn delete(&self, key: &ObjectKey) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Replaces the status of an object that is still at `version`.
+    /// Replaces the status of an object, if the object still has the version `version`.
     fn update_status(
         &self,
         key: &ObjectKey,
@@ -92,7 +92,7 @@ pub enum Role {
     Follows,
     /// This agent looks names up, and creates, writes and deletes objects.
     Leads,
-    /// This agent looks names up, and keeps the results: nothing can be written. Other agents may
+    /// This agent looks names up, and keeps the results in memory, because it cannot write objects. Other agents may
     /// do the same.
     LeadsInMemory,
 }

@@ -186,7 +186,7 @@ impl<S: ResolverStore> Task<S> {
         let _late = timeout(DRAIN, self.drain()).await;
     }
 
-    /// Writes what is not written yet.
+    /// Writes the objects with changes that are not written yet.
     async fn drain(&mut self) {
         loop {
             // The last writes do not wait for the pause between two writes of an object.
@@ -258,7 +258,7 @@ impl<S: ResolverStore> Task<S> {
         self.is_listed |= changes.contains(&SourceEvent::InitDone);
         let has_others = self.book.has_others(&changes);
         self.book.changed(changes, now());
-        // A written status is no reason to compare ten thousand objects.
+        // If only the status of an object was written, ten thousand objects need not be compared.
         if has_others {
             self.plan_now();
         }
@@ -366,7 +366,7 @@ impl<S: ResolverStore> Task<S> {
                 self.counters.lookups.inc(LookupResult::from(&outcome));
                 self.book.looked_up(name, &outcome, now());
             }
-            // This is not a failure of the name.
+            // No server was asked, so this does not count as a failure of the name.
             Err(NoServers) => {
                 self.counters.lookups.inc(LookupResult::NoServer);
                 self.book.not_asked(name, now());

@@ -24,9 +24,10 @@ use super::{
 pub(crate) const NOW: UnixTime = UnixTime(1_764_000_000);
 /// Groups that other tests run.
 const ELSEWHERE: [&str; 3] = [
-    // core/tests/firewall_vectors.rs
+    // agent/core/src/core/tests/firewall_vectors.rs
     "egressfirewall_destination",
     "egressfirewall_names",
+    // agent/src/config/resolver_args.rs
     "plugin_config",
 ];
 
@@ -120,7 +121,8 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The status of `resolvedNames` with the ages of its addresses.
+/// A status with the entries in `resolvedNames` of `holder`. Each address was looked up last
+/// `secondsSinceLastLookup` seconds before [`NOW`].
 fn status(spec: &str, holder: &Value) -> Status {
     let entries: Vec<Value> = list(&holder["resolvedNames"]).to_vec();
     object("n", "o", spec, entries).status
@@ -257,7 +259,8 @@ fn same_next(id: &str, given: &Value, expect: &Value) {
     assert_eq!(*expect, json!(same), "{id}");
 }
 
-/// The plugin has a list of namespaces, in which an empty list means all. Here a flag names exactly one.
+/// The setting of OpenShift's CoreDNS plugin is a list of namespaces, and an empty list means all of them. The agent's
+/// flag (`--resolver-namespace`) names exactly one.
 fn configured_namespace(id: &str, given: &Value, expect: &Value) {
     let configured = list(&given["configured"]).first();
     let store = configured.map_or_else(|| text(&given["namespace"]), text);
@@ -439,7 +442,8 @@ fn address_set(id: &str, given: &Value, expect: &Value) {
     assert_eq!(object.addresses(&filter), set, "{id}");
 }
 
-/// An object is made for one name; a document of that key with another name is refused.
+/// The error about a document that has the key of an existing object and another name: the name of an object cannot
+/// change.
 fn renamed(old: &str, new: &str) -> String {
     let (old, new) = (
         object("n", "o", old, Vec::new()),
@@ -458,7 +462,11 @@ fn a_silent_server_is_tried_again_soon_and_a_name_that_does_not_exist_after_half
     for _ in 0..12 {
         let due = schedule.take_due(now, 16);
         assert_eq!(due, [(object.name.clone(), 0)]);
-        assert_eq!(schedule.next(), None, "a name is looked up once at a time");
+        assert_eq!(
+            schedule.next(),
+            None,
+            "a name has at most one look-up at a time"
+        );
         schedule.ended(&object.name, Ended::Failed, now);
         let (next, _) = schedule.next().unwrap();
         waits.push(next.since(now));

@@ -16,7 +16,7 @@ pub struct ResolverView {
     pub degraded: usize,
     /// Seconds until the next look-up, if this agent looks names up.
     pub next_lookup_seconds: Option<u64>,
-    /// Number of answers to pods that wait.
+    /// Number of answers to pods that wait for the resolver's task.
     pub queued: usize,
     /// Number of answers to pods that were dropped, because too many waited.
     pub dropped: u64,
@@ -48,7 +48,7 @@ pub struct NameView {
     pub degraded: Option<String>,
     /// Seconds until the next look-up, if this agent looks names up.
     pub next_lookup_seconds: Option<u64>,
-    /// Source of its addresses: `look-up`, `pod` or `store`.
+    /// Source of the name's addresses: `look-up`, `pod` or `store`.
     pub said_by: String,
 }
 

@@ -1,4 +1,4 @@
-//! The core with its datapath: the holder of its lock handles one event after the other.
+//! The core with its datapath. The thread that has the engine's lock handles one event after the other.
 
 use std::time::{Duration, Instant};
 
@@ -35,11 +35,11 @@ pub(super) enum AtOnce {
     Done,
     /// The event is planned. The core's thread has to carry the plan out.
     Planned,
-    /// Nothing was done with it.
+    /// Nothing was done with the event. It has to be queued.
     Refused(Event),
 }
 
-/// The core, and what it acts on.
+/// The core, with the datapath, the proxies and the tasks that get its results.
 pub(super) struct Engine {
     pub(super) core: Core,
     datapath: Box<dyn Datapath>,
@@ -49,7 +49,7 @@ pub(super) struct Engine {
     planned: Option<Plan>,
     /// When the core's thread wakes by itself.
     pub(super) wakes_at: Option<BootTime>,
-    /// A step panicked on a stream's thread: what the core knows may be half changed.
+    /// Whether a step panicked on a stream's thread. The core's model may then be half changed.
     pub(super) broken: bool,
     start: Start,
 }
@@ -89,7 +89,7 @@ impl Engine {
         AtOnce::Done
     }
 
-    /// Carries out what a stream's thread planned. This comes before everything else.
+    /// Carries out the plan of a stream's thread. To be called before any other event is handled.
     pub(super) fn finish_planned(&mut self) {
         if let Some(plan) = self.planned.take() {
             self.carry_out(plan, false);
@@ -170,7 +170,7 @@ impl Engine {
         }
         let effects = self.core.commit(BootTime::now(), plan, &failures);
         if by_source || !writes_files_only {
-            // This comes before the rules that refer to the change.
+            // Streams have to learn of the change before they get the rules that refer to it.
             self.proxies.changed();
         }
         self.publish(effects);

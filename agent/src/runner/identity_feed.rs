@@ -1,4 +1,4 @@
-//! From the core to the task that makes objects of identities.
+//! Label sets that lack a CiliumIdentity, on their way from the core to the task that makes these objects.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Signs of life of the core, and the thread that ends a process whose core hangs.
 //!
-//! The thread takes no lock: one that the core holds while it hangs would stop it too. It counts its own ticks, so
-//! that the time in which the whole process was stopped, or the machine slept, does not count.
+//! The thread takes no lock, because a lock that the core holds while it hangs would stop this thread too. The thread
+//! counts its own ticks. So the time in which the whole process was stopped, or the machine slept, does not count.
 
 use std::{
     fs, io,
@@ -22,7 +22,7 @@ const ASLEEP: u32 = 10;
 /// A core that computes for this many ticks within one step hangs: it is in an endless loop.
 const COMPUTING: u32 = 60;
 
-/// How the core moves on. Clones share it.
+/// Shows whether the core makes progress. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pulse(Arc<Beats>);
 

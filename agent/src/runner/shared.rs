@@ -76,7 +76,8 @@ impl Shared {
         Queued(Arc::clone(&self.queued))
     }
 
-    /// Called before the core's thread sleeps. Returns when the thread has to wake; `None` if it may not sleep.
+    /// To be called before the core's thread sleeps. Gives the time at which the thread has to wake, `Some(None)` if
+    /// there is no such time, and `None` if the thread may not sleep.
     pub(super) fn rest(&self) -> Option<Option<BootTime>> {
         let mut engine = self.engine.lock();
         let engine = engine.as_mut()?;

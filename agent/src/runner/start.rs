@@ -1,4 +1,4 @@
-//! How long a start takes until the node is as the sources say, for the log.
+//! Measures, for the log, how long a start takes until the objects in the first listings of all sources are in force.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ impl Default for Start {
 }
 
 impl Start {
-    /// Logs once that what the first listings of all sources say is in force.
+    /// Logs once that the objects in the first listings of all sources are in force.
     pub(super) fn note_synced(&mut self, core: &Core) {
         if !self.is_synced && core.is_synced() {
             self.is_synced = true;

@@ -159,7 +159,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "first agent has every pod after {first:.1?}; {} more after {all:.1?}",
         options.agents - 1
     );
-    println!("a change and agent: {bytes} bytes of frames");
+    println!("for each change and agent: {bytes} bytes of frames");
     println!("change to agent: p50 {p50:.1?}, p99 {p99:.1?}, most {most:.1?}");
     println!(
         "relay: {percent:.0} % of a CPU, {:.1} MiB with one agent, {:.1} MiB with all: {} KiB each",

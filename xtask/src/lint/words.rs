@@ -1,7 +1,7 @@
 //! Words that CONTRIBUTING.md ("Language") replaces, in Markdown and in Rust.
 //!
 //! Only prose is checked: Markdown outside of code, comments, and string literals with a space.
-//! The list has the worst relapses; it is not the rule itself.
+//! The list has the replaced words that come back most often. The rule itself is in CONTRIBUTING.md.
 
 use std::{fs, path::Path};
 

@@ -7,7 +7,7 @@
 //!                          lease: one agent of the cluster writes
 //! ```
 //!
-//! Reports are only reports: nothing that fails here changes the policy in force.
+//! A failure here never changes the policy in force.
 
 mod condition;
 mod event;

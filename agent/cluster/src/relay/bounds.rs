@@ -7,16 +7,16 @@ use std::time::Duration;
 pub(super) struct Bounds {
     /// Maximum number of agents that have a stream at once.
     pub(super) agents: usize,
-    /// Maximum number of connections without a stream at once: of peers that have not shown a certificate, and
-    /// of those that have not sent a request.
+    /// Maximum number of connections without a stream at once. Their peers have not shown a certificate yet, or have
+    /// not sent a request.
     pub(super) waiting: usize,
     /// Longest time for a handshake of TLS.
     pub(super) handshake: Duration,
     /// Longest time of a connection without a stream, after its handshake.
     pub(super) request: Duration,
-    /// A stream that takes nothing for this long ends.
+    /// A stream whose agent accepts nothing for this long ends.
     pub(super) slow: Duration,
-    /// A connection that neither sends nor takes anything for this long is closed. An agent answers
+    /// A connection whose agent neither sends nor accepts anything for this long is closed. An agent answers
     /// pings, and reads the message that the relay sends every few seconds, more often than this.
     pub(super) silent: Duration,
 }

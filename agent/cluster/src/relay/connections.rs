@@ -5,8 +5,9 @@
 //!  └─────────── waiting: few, short ──────────┘ └ a place ┘ └─ waiting ─┘
 //! ```
 //!
-//! When there are too many connections without a stream, a new one displaces another: the oldest one of
-//! the address that has the most of them. A connection with a stream has one of the places of agents.
+//! When there are too many connections without a stream, a new connection displaces another one. The address with the
+//! most connections without a stream loses the oldest of these. A connection with a stream has one of the places of
+//! agents.
 
 use std::{
     error::Error,
@@ -352,7 +353,7 @@ fn http(tasks: &TaskTracker) -> http2::Builder<Tasks> {
     http
 }
 
-/// Waits until nothing came and nothing was taken for a whole `limit`.
+/// Waits until the other side has sent nothing, and accepted fewer than [`SILENT_BYTES`], for a whole `limit`.
 async fn silence(progress: &Progress, limit: Duration) {
     loop {
         let (read, written) = (progress.read(), progress.written());
@@ -363,8 +364,8 @@ async fn silence(progress: &Progress, limit: Duration) {
     }
 }
 
-/// Waits until credentials are renewed whose authority does not accept the agent. Without TLS, or
-/// when no more will come, it never returns.
+/// Waits until renewed credentials have an authority that does not accept the agent. Never returns without TLS, or when
+/// no credentials are renewed any more.
 async fn other_authority(
     credentials: Option<(Arc<Credentials>, Renewed)>,
     chain: &[CertificateDer<'static>],

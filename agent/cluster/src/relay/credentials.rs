@@ -99,7 +99,7 @@ impl Credentials {
             .domain_name(server_name)
     }
 
-    /// Whether the authority signed these certificates, which the other side has shown.
+    /// Whether the authority signed these certificates. The other side has shown them.
     pub(super) fn accepts(&self, chain: &[CertificateDer<'static>], now: UnixTime) -> bool {
         let Some((first, others)) = chain.split_first() else {
             return false;

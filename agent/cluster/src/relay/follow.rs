@@ -1,7 +1,8 @@
 //! The agent's connection to a relay, which replaces its own watches.
 //!
-//! A relay that is away changes nothing: the objects that the agent has stay. The agent tries the relays in turn, and
-//! continues where it was if the relay is the same and still has the changes since.
+//! If the relay does not answer, nothing changes: the objects that the agent has stay. The agent tries the relays in
+//! turn. If it reaches the same relay again, and this relay still has the later changes, the agent continues at its
+//! position.
 
 use std::{
     collections::BTreeMap,
@@ -48,9 +49,10 @@ use crate::{
 const CONNECT: Duration = Duration::from_secs(5);
 /// Longest time until a stream begins.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A relay that sends nothing for this long is gone: a relay sends a view every five seconds.
+/// A relay that sends nothing for this long is gone. A relay sends a *view* (how current its objects are) every five
+/// seconds.
 const SILENCE: Duration = Duration::from_secs(20);
-/// A relay that sends fewer bytes in [`SILENCE`] sends nothing: pings are smaller.
+/// A relay that sends fewer bytes in [`SILENCE`] counts as one that sends nothing: pings are smaller.
 const SILENT_BYTES: u64 = 256;
 /// Maximum size of a frame, in bytes: the largest object of an API server, with room to spare.
 const FRAME_MAX: usize = 16 << 20;
@@ -69,9 +71,9 @@ pub(crate) struct Follower {
     pub(crate) send: mpsc::Sender<Batch>,
     /// Kinds that this agent follows.
     pub(crate) resources: &'static [Resource],
-    /// `--k8s-service-cidr` is given: the kind ServiceCIDR may then be absent.
+    /// Whether `--k8s-service-cidr` is given. The kind ServiceCIDR may then be absent.
     pub(crate) has_service_blocks: bool,
-    /// Pods that this agent reads; relays send all.
+    /// Pods that this agent reads; relays send all pods.
     pub(crate) pods: PodScope,
     pub(crate) tasks: TaskTracker,
     /// Time between two reads of the certificates' files.
@@ -126,7 +128,7 @@ impl Follower {
         let mut failures: BTreeMap<&str, String> = BTreeMap::new();
         let relays = self.settings.addresses.len().max(1);
         let random = RandomState::new().hash_one(0_u8);
-        // Agents that start at once do not all begin with the first relay.
+        // So agents that start at the same time do not all begin with the first relay.
         let first = usize::try_from(random % u64::try_from(relays).unwrap_or(1)).unwrap_or(0);
         let mut attempt = 0_usize;
         loop {
@@ -286,7 +288,7 @@ async fn alive<T>(
     }
 }
 
-/// Waits until the files name another authority than that of `used`, which may not accept this relay.
+/// Waits until the files name another authority than that of `used`. The other authority may not accept this relay.
 async fn other_authority(current: &mut Current, used: Option<&Credentials>) {
     while let (Some(current), Some(used)) = (current.as_mut(), used)
         && current.changed().await.is_ok()

@@ -12,7 +12,7 @@ const SHARED_METADATA: &str = "labels";
 /// The kind whose objects have templates.
 const WITH_TEMPLATE: &str = "Pod";
 
-/// Stands for the name in the key of an object that has none.
+/// Stands for the name in the key of an object without a name.
 const NAMELESS: &str = "?";
 
 /// Both parts, as JSON objects.
@@ -166,7 +166,7 @@ mod tests {
                 "v1",
                 json!({"metadata": {"name": "shop", "labels": {"a": "b"}}}),
             ),
-            // Odd objects, which the agent must refuse as if it had read them itself.
+            // Malformed objects. The agent must refuse them as if its own watch had read them.
             (
                 "Pod/n/odd",
                 "v1",

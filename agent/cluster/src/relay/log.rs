@@ -1,6 +1,6 @@
 //! The last changes, encoded, each with a position.
 //!
-//! The log is bounded: the oldest changes go first. A client that is further behind takes a snapshot.
+//! The log is bounded: the oldest changes are removed first. A client that is further behind gets a snapshot.
 
 use std::collections::VecDeque;
 
@@ -50,12 +50,12 @@ impl Log {
         self.begin + count(self.changes.len())
     }
 
-    /// Whether every change after `sequence` is there.
+    /// Whether the log has every change after `sequence`.
     pub(super) fn reaches(&self, sequence: u64) -> bool {
         (self.begin..=self.sequence()).contains(&sequence)
     }
 
-    /// Adds a change at the end. The oldest changes go while the bytes exceed the limit.
+    /// Adds a change at the end. Removes the oldest changes while the bytes exceed the limit.
     pub(super) fn push(&mut self, change: Bytes) {
         self.bytes += change.len();
         self.changes.push_back(change);

@@ -27,7 +27,7 @@ use crate::{health::WatchHealth, relay_refusal::Refusal};
 pub(super) struct Counters {
     /// Snapshots that were begun for agents.
     pub(super) snapshots: AtomicU64,
-    /// Those of the snapshots that went to agents that were too far behind.
+    /// Snapshots for agents that were too far behind. They count in `snapshots` too.
     pub(super) resynced: AtomicU64,
     /// Agents that were cut off.
     pub(super) cut: AtomicU64,

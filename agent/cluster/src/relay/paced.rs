@@ -16,7 +16,7 @@ pub(super) struct Paced(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     begin: Option<Instant>,
-    /// Lines in this period, with those that were left out.
+    /// Lines in this period, including lines that were left out.
     lines: u64,
 }
 

@@ -117,7 +117,7 @@ impl State {
         // `who`: the two would take places from each other for ever.
         let largest = largest.filter(|(_, most)| held == 0 && *most >= own + 2);
         let (certificate, _) = largest.ok_or(NoPlace::Full)?;
-        // It loses the newest place of its address that has the most places: older places stay.
+        // The certificate loses a place of the address with the most places, and of these the newest one.
         let of_it = self.taken.iter();
         let of_it = of_it.filter(|(_, taken)| taken.who.certificate == certificate);
         let newest = of_it.max_by_key(|(key, taken)| {

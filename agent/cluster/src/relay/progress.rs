@@ -1,4 +1,4 @@
-//! Bytes of a connection: whether its other side still takes or sends any.
+//! Counts the bytes of a connection, which show whether the other side still sends or accepts any.
 
 use std::sync::{
     Arc,

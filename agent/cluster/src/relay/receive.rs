@@ -1,6 +1,7 @@
 //! What an agent does with the frames of a relay: they become batches, as its own watches give them.
 //!
-//! Pure. The position is known after a whole snapshot and after each change.
+//! No input or output. The agent can continue a stream at its position in the stream. It has a position after a whole
+//! snapshot and after each change.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +25,7 @@ use crate::resource::Resource;
 /// Why the frames of a relay cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum FrameError {
-    /// The relay does not have a kind.
+    /// The relay does not send a kind of object that this agent needs.
     #[error(
         "the relay has version {version} and no {kind}: update the relays before the agents (the \
          chart's Deployment holdfast-relay), and start both with the same --identity-allocation, and \
@@ -54,7 +55,7 @@ pub(super) enum FrameError {
 pub(super) struct Received {
     /// Changes of objects, as the agent's own watches would give them.
     pub(super) batches: Vec<Batch>,
-    /// Kinds that the relay cannot follow; none = not said in this frame.
+    /// Kinds that the relay cannot follow; `None` = this frame does not report them.
     pub(super) view: Option<Vec<Stale>>,
     /// Version of the relay, if this frame begins a stream.
     pub(super) version: Option<String>,
@@ -65,7 +66,7 @@ pub(super) struct Received {
 pub(super) struct Receiver {
     /// Kinds that the agent follows; the relay sends others as well.
     resources: &'static [Resource],
-    /// Pods that the agent reads; the relay sends all.
+    /// Pods that the agent reads; the relay sends all pods.
     pods: PodScope,
     /// The epoch of the relay's run; none before the Hello on this stream.
     epoch: Option<String>,
@@ -84,7 +85,7 @@ struct Template {
     is_kept: bool,
 }
 
-/// What the own part of a pod says about whether it is read. The other fields are skipped.
+/// The fields outside of a pod's template that show whether this agent reads the pod. The other fields are skipped.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Place {
@@ -210,8 +211,8 @@ impl Receiver {
         self.find(key.split('/').next().unwrap_or(key))
     }
 
-    /// Whether a pod may be in the scope. Most pods of a pruned node are not, so the JSON of their own parts is not read
-    /// into values.
+    /// Whether the agent may have to read a pod. An agent of a pruned node does not read most pods that a relay sends,
+    /// so the JSON of these pods is not parsed into values.
     fn reads(&self, put: &Put, template: Option<&Template>) -> bool {
         let Some(node) = self.pods.node() else {
             return true;
@@ -223,7 +224,7 @@ impl Receiver {
             Ok(place) => {
                 place.metadata.labels.is_some() || place.spec.node_name.as_deref() == Some(node)
             }
-            // It is refused by name.
+            // The pod counts as read, so that the error about its JSON names it.
             Err(_) => true,
         }
     }

@@ -182,12 +182,12 @@ fn pods_out_of_the_scope_are_gone_before_they_are_read() {
         template(1, r#""app":"web""#),
         template(2, r#""app.kubernetes.io/name":"dns""#),
         pod("own", 1, r#"{"spec":{"nodeName":"n1"}}"#),
-        // Its status would be refused if it were read.
+        // If the agent read this pod, it would refuse the pod's status.
         pod("other", 1, r#"{"spec":{"nodeName":"n2"},"status":7}"#),
         pod("pending", 1, r#"{"spec":{}}"#),
         pod("kept", 2, r#"{"spec":{"nodeName":"n2"}}"#),
         pod("plain", 0, r#"{"spec":{"nodeName":"n2"}}"#),
-        // Labels of its own may be those of `--high-scale-keep`.
+        // Labels in the pod's own part may be those of `--high-scale-keep`.
         pod(
             "labelled",
             0,

@@ -1,7 +1,7 @@
 //! The relay's objects, encoded: a snapshot for agents that have none, and the changes that follow.
 //!
-//! No input or output: the relay gives it the batches of the watches. Every encoded change exists
-//! once; agents share it.
+//! No input or output: the caller passes the batches of the watches. Every encoded change exists once in memory, and
+//! all agents share it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,7 +45,7 @@ pub(super) fn read(object: &Value, key: &str) -> Item {
     }
 }
 
-/// Every object as it is after one change of the log, in frames.
+/// Every object as it is at the position `sequence` of the log, in frames.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     /// Encoded frames, which all agents share.
@@ -207,7 +207,7 @@ struct Out<'a> {
 }
 
 impl Kind {
-    /// Returns whether the refused or the marked objects changed.
+    /// Takes one thing that a watch saw. Returns whether the refused or the marked objects changed.
     fn take(&mut self, seen: Seen<Item>, out: &mut Out<'_>) -> bool {
         match seen {
             Seen::Listing => {
@@ -294,7 +294,7 @@ impl Kind {
     }
 }
 
-/// Parts that objects share, by number. A number never gets a second template.
+/// Templates, which are parts that several objects share, by number. A number never gets a second template.
 #[derive(Debug, Default)]
 struct Templates {
     numbers: BTreeMap<Arc<str>, u64>,

@@ -1,9 +1,9 @@
 //! Serves the record to agents, one task for each.
 //!
 //! An agent has a position in the changes that all agents share, and two frames that wait for its
-//! connection. An agent that reads slowly delays no other: once its position is older than the
-//! oldest change, it gets a snapshot, and a newer one if the first is outdated before the agent has
-//! taken all of it. Its stream ends if its connection takes nothing for a time ([`Bounds::slow`]).
+//! connection. An agent that reads slowly delays no other agent. Once its position is older than the oldest change, it
+//! gets a snapshot. If that snapshot is outdated before the agent has read all of it, the agent gets a newer one. The
+//! stream of an agent ends if its connection accepts nothing for a time ([`Bounds::slow`]).
 
 use std::{
     convert::Infallible,
@@ -41,12 +41,14 @@ use crate::relay_refusal::Refusal;
 
 /// Frames that wait for a connection.
 const QUEUE: usize = 2;
-/// A connection that takes fewer bytes in [`Bounds::slow`] takes nothing: answers to pings are smaller.
+/// A connection that accepts fewer bytes in [`Bounds::slow`] counts as one that accepts nothing: answers to pings are
+/// smaller.
 const SLOW_BYTES: u64 = 1 << 10;
 /// An agent that reads a snapshot begins again when there are this many newer ones, so that memory
 /// holds at most this many snapshots besides the last.
 const SNAPSHOTS: u64 = 2;
-/// Time between two views: an agent that gets none connects to another relay.
+/// Time between two *views*, the reports of how current the relay's objects are. An agent that gets no view connects to
+/// another relay.
 const VIEW: Duration = Duration::from_secs(5);
 /// Maximum length of a node's name in the log, in bytes: names of Kubernetes are not longer.
 const NAME_MAX: usize = 253;
@@ -231,11 +233,11 @@ impl Shared {
     }
 }
 
-/// Whether an agent got what was to be sent.
+/// Whether an agent got the parts that were to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     All,
-    /// What was to be sent waited so long that it is outdated.
+    /// The parts waited so long that they are outdated.
     Outdated,
 }
 
@@ -267,7 +269,7 @@ impl Ended {
     }
 }
 
-/// The way to one agent.
+/// The stream to one agent.
 #[derive(Debug)]
 struct Agent {
     out: mpsc::Sender<Frame>,

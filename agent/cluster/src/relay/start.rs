@@ -41,13 +41,13 @@ use crate::{
 
 /// Batches of a relay that wait for the documents' task.
 const QUEUE: usize = 8;
-/// Batches of watches that are recorded at once.
+/// Maximum number of batches of watches that the relay takes from the queue together.
 const BATCHES: usize = 64;
 /// Longest time for tasks to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Follows relays in the place of the watches. The object about this node is written as always;
-/// relays report refused objects.
+/// Follows relays in the place of the agent's own watches. The agent still writes the object about its node. Refused
+/// objects are reported by the relays.
 pub fn follow(
     api: &Api,
     settings: RelaySettings,
@@ -104,7 +104,7 @@ pub async fn run(config: RelayConfig) -> Result<()> {
         resources,
         reads_only: false,
         has_service_blocks: config.has_service_blocks,
-        // Each agent drops what it does not read.
+        // A relay sends all pods. Each agent drops the pods that it does not read.
         pods: PodScope::All,
     };
     let batches = watch_all(&api, &here, &shared.health, record::read, &tasks, &stop);

@@ -12,7 +12,7 @@ const ALERT: &str = "received fatal alert";
 /// How rustls and tokio-rustls report another protocol than TLS, or a connection that ends.
 const NO_TLS: [&str; 3] = ["corrupt message", "handshake eof", "UnexpectedEof"];
 
-/// Why there is no stream.
+/// Why an agent has no stream.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     #[error(

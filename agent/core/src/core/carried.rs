@@ -1,8 +1,8 @@
-//! Identities that come with packets of other nodes (`--high-scale-ipcache`): peers of policies, although
-//! no prefix here has them.
+//! *Carried* identities: packets of other nodes carry them (`--high-scale-ipcache`), and they are peers of
+//! policies although no prefix on this node has them.
 //!
-//! Each object of the cluster holds a reference to the identity of its labels. So the policy maps have its
-//! entries before its first packet comes, as they do for pods in the ipcache.
+//! Each CiliumIdentity of the cluster holds a reference to the identity of its labels. So the policy maps have the
+//! entries of this identity before its first packet arrives, as they do for pods in the ipcache.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::state::{State, carried::CarriedIdentity};
 use crate::{labels::LabelSet, tunnel_mode::TunnelMode};
 
 impl State {
-    /// Follows objects with these identity numbers that were added, changed or removed.
+    /// Follows CiliumIdentities with these numbers that were added, changed or removed.
     pub(super) fn follow_carried(&mut self, numbers: BTreeSet<IdentityId>) {
         if !self.config.high_scale.is_some_and(TunnelMode::unwraps) {
             return;
@@ -34,8 +34,8 @@ impl State {
         }
     }
 
-    /// The new identity is acquired before the old one is released, so that an identity that does not change
-    /// always has a holder.
+    /// Replaces the carried identity of a number. The new identity is acquired before the old one is released, so that
+    /// an identity that does not change always has a holder.
     fn exchange_carried(&mut self, number: IdentityId, labels: Option<LabelSet>) {
         let before = self.cluster.carried.remove(&number);
         if let Some(labels) = labels {
@@ -48,8 +48,8 @@ impl State {
         }
     }
 
-    /// Called once every object is listed. Cluster numbers that this node gave by itself would mean other
-    /// labels to the nodes that receive them.
+    /// To be called once every object is listed. Replaces numbers of the cluster's range that this node gave without an
+    /// object: other nodes would take them for other labels.
     pub(super) fn share_numbers(&mut self) {
         if self.config.high_scale.is_some() {
             self.numbers.share();

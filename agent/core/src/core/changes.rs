@@ -154,8 +154,8 @@ impl State {
         })
     }
 
-    /// Works on the change until the budget is used up or the stage ends. `None` after the last
-    /// stage.
+    /// Works on the change until the budget is used up or the stage ends. `None` after stage 3: `change_files` does
+    /// stage 4 when no change is left.
     fn advance(&mut self, plan: &mut Plan, mut change: Change) -> Option<Change> {
         if matches!(change.stage, Stage::Leftovers(0)) && change.moves.prefixes.is_empty() {
             self.unclaim_blocks(&change);

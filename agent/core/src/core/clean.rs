@@ -52,7 +52,7 @@ impl State {
             .covers(endpoint, &mapping.name, mapping.seen_at)
     }
 
-    /// Plans to write the cleaned names, so that they stay cleaned after a restart.
+    /// Plans to write the names of cleanings to disk, so that these names stay cleaned after a restart.
     pub(super) fn keep_cleaned(&mut self, plan: &mut Plan) {
         if let Some(text) = self.learned.closed.take_unsaved(&self.config.boot_id) {
             self.step(plan, Step::KeepCleaned(text), Undo::Cleaned);
@@ -141,7 +141,7 @@ impl State {
 
     /// Of the labels that an earlier run gave an address, removes those that stand for this name.
     /// If labels of other names remain, all other labels stay, because those names may not be known
-    /// again yet. If none remains, all restored labels of the address are removed.
+    /// again yet. If no label of another name remains, all restored labels of the address are removed.
     pub(super) fn forget_restored(&mut self, name: &Fqdn, address: IpAddr) {
         let prefix = IpNet::from(address);
         let metadata = self.ipcache.get(prefix);

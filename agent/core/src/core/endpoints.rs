@@ -31,7 +31,7 @@ pub(super) enum NoIdentity {
     Exhausted,
 }
 
-/// How the model knows an endpoint.
+/// Why the model has an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The endpoint's source lists it.
@@ -74,8 +74,8 @@ impl State {
         }
     }
 
-    /// Tries the waiting endpoints again. One that is accepted may free an address that another one
-    /// waits for.
+    /// Tries the waiting endpoints again. An endpoint that is accepted may free an address for which another one
+    /// waits.
     pub(super) fn take_waiting(&mut self) {
         let tries = self.endpoints.waiting().len() + 1;
         for _ in 0..tries {
@@ -157,8 +157,7 @@ impl State {
         }
     }
 
-    /// Has an endpoint wait for its pod, which is unknown. An endpoint that is in force stays as it
-    /// is.
+    /// Makes an endpoint wait until its pod is known. If the endpoint is in force already, it stays as it is.
     fn await_pod(&mut self, spec: EndpointSpec) {
         self.adopt(&spec);
         let own = self.endpoints.by_key(&spec.key);
@@ -204,7 +203,7 @@ impl State {
                 self.readdress_endpoint(id, spec, labels);
                 return;
             }
-            // Another interface or pod: another instance.
+            // The interface or the pod is another one, so this is another instance.
             self.remove_endpoint(id);
         }
         if let Some(id) = self.endpoints.free_number() {
@@ -334,7 +333,7 @@ impl State {
         self.claim_addresses(id);
     }
 
-    /// Acquires the identity of a pod's labels, here or on another node.
+    /// Acquires the identity of the labels of a pod, which may be on this node or on another one.
     pub(super) fn acquire_pod(&mut self, labels: &LabelSet) -> Result<IdentityId, NoIdentity> {
         let acquired = match self.numbers.ask_pod(labels, self.now) {
             Asked::Have(acquired) => acquired,

@@ -42,8 +42,7 @@ pub enum Event {
     /// shown in `status`. The last good version of each stays in force.
     PoliciesRejected(Vec<PolicyError>),
     /// Whether the first listing of policies has gaps: documents that are refused and of which no
-    /// good version is known. While it has, endpoints of the earlier run open no further than they
-    /// were.
+    /// good version is known. While it has gaps, endpoints of the earlier run reach no more than they did in that run.
     PoliciesUncertain(bool),
     /// Changes of pods of the cluster, in order. The key is the pod's `namespace/name`.
     Pods(Vec<SourceEvent<PodAt>>),
@@ -56,8 +55,7 @@ pub enum Event {
     NumbersGiven(Vec<GivenNumber>),
     /// Numbers whose objects were deleted within the last hour, before this agent watched them.
     NumbersResting(Vec<IdentityId>),
-    /// Changes of what objects of the resolver's store say, in order. The key is
-    /// [`ResolvedName::key`].
+    /// Changes of the addresses in objects of the resolver's store, in order. The key is [`ResolvedName::key`].
     Resolved(Vec<SourceEvent<ResolvedName>>),
     /// Warnings for the authors of the cluster's objects; the list replaces the previous one.
     ClusterWarnings(Vec<String>),
@@ -67,7 +65,7 @@ pub enum Event {
     Endpoints(SourceEvent<EndpointSpec>),
     /// All addresses of the node itself right now.
     NodeAddresses(Vec<IpAddr>),
-    /// What interfaces of the node say about its Services.
+    /// Interfaces of the node from which addresses of Services follow.
     NodeInterfaces(NodeInterfaces),
     /// Mappings (name, addresses) of DNS answers that proxies saw.
     Mappings(Vec<MappingEvent>),
@@ -75,7 +73,7 @@ pub enum Event {
     Liveness {
         /// When the pass over the maps began.
         gc_start: BootTime,
-        /// Egress connections still there: (endpoint address, remote address).
+        /// Egress connections that still exist: (endpoint address, remote address).
         alive: Vec<(IpAddr, IpAddr)>,
         /// Whether every conntrack map was read to its end.
         complete: bool,
@@ -99,7 +97,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// What it is about, for the log.
+    /// The kind of the event, for the log.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Policies(_) | Self::PoliciesRejected(_) | Self::PoliciesUncertain(_) => {
@@ -155,7 +153,7 @@ pub enum Effect {
     Rules(RulesUpdate),
     /// Sources are synced and the first rules were given: a snapshot may be served.
     SnapshotReady,
-    /// Tell every stream to drop leases and to acknowledge.
+    /// Request from every stream that it drops leases and acknowledges that.
     Revoke(Revocation),
     /// Label sets of this node that need objects: the whole list, which replaces the previous one.
     WantedIdentities(Arc<WantedIdentities>),
@@ -191,7 +189,7 @@ pub struct RevokeAck {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// A mapping with the way back for its result.
+/// A mapping, with the stream and the number for its result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MappingEvent {
     pub stream: StreamId,

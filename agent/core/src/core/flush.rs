@@ -11,8 +11,8 @@
 //! A table ([`crate::policy::compute::tier`]) is written longest prefix first, and the entries that it replaces are
 //! removed shortest first. While all lengths from L on are written, the longest entry for a packet is either its
 //! longest entry in the new table or its longest among the old entries. So each packet meets the old verdict or the
-//! new one. A new table is written before the entries for everyone, and an old one is removed after them, so
-//! whatever these say in between, no packet under a table depends on them.
+//! new one. A new table is written before the entries for every peer, and an old table is removed after these. So
+//! while these entries change, the verdict of a packet under a table does not depend on them.
 
 mod policy_map_plan;
 mod programs;
@@ -133,7 +133,7 @@ impl State {
         self.plan_lxc_removals(plan);
         self.close_left(plan);
         self.plan_leaving(plan);
-        // Policy of an identity outlives every prefix that the datapath maps to it.
+        // The policy entries of an identity stay as long as the datapath maps a prefix to it.
         let ipcache = &self.ipcache;
         let idle = self.numbers.sweep(&|id| ipcache.is_in_force(id));
         for id in idle {
@@ -196,8 +196,8 @@ impl State {
         }
     }
 
-    /// Adds entries of identities that were just forgotten: their removal needs no further round.
-    /// Entries of identities in use stay until all of the new policy is in force.
+    /// Adds the entries of identities that were just forgotten, so that their removal needs no further round. Entries
+    /// of identities in use stay until all of the new policy is in force.
     fn sweep_policy(&mut self, removals: &mut Removals) {
         for id in self.endpoints.dirty_ids() {
             let Some(endpoint) = self.endpoints.get_mut(id) else {

@@ -1,4 +1,5 @@
-//! Which label sets pods of the cluster have, for the agent that looks after the objects of all of them.
+//! Which label sets the pods of the cluster have. The agent that leads needs this to look after the CiliumIdentities of
+//! the whole cluster.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -52,7 +53,7 @@ impl Core {
 impl State {
     /// Label sets of pods and endpoints, and whether a pod with an address has them.
     fn label_sets(&self) -> HashMap<&LabelSet, bool> {
-        // Replicas share one set: it is looked at once.
+        // Replicas share one label set, which is looked at only once.
         let mut seen: HashSet<(*const Label, bool)> = HashSet::new();
         let mut sets: HashMap<&LabelSet, bool> = HashMap::new();
         for pod in self.cluster.pods.known.values() {
@@ -83,7 +84,7 @@ impl State {
     }
 
     fn unused(&self, sets: &HashMap<&LabelSet, bool>) -> Vec<UnusedIdentity> {
-        // An agent that does not read all pods cannot say that none uses an object.
+        // An agent that does not read all pods cannot know that no pod uses an object.
         let sees_all = !self.config.pods.prunes();
         let objects = self.numbers.objects().filter(|_| sees_all);
         let unused = objects.filter(|object| {

@@ -63,7 +63,7 @@ struct Taken {
 }
 
 impl State {
-    /// Answers a mapping that is not accepted.
+    /// Adds the result of a mapping that is refused.
     pub(super) fn refuse(&mut self, plan: &mut Plan, event: &MappingEvent, refusal: Refusal) {
         let counter = match refusal {
             Refusal::EndpointUnknown => &mut self.counters.mappings_endpoint_unknown,
@@ -160,8 +160,7 @@ impl State {
         learned
     }
 
-    /// Accepts a mapping of which nothing is learned: the answer is released, and no lease covers later
-    /// ones.
+    /// Accepts a mapping of which nothing is learned. The answer is released, and no lease covers later answers.
     fn pass(&mut self, plan: &mut Plan, event: &MappingEvent) {
         let endpoint = event.mapping.endpoint.id;
         self.file_soon(endpoint);
@@ -249,8 +248,8 @@ impl State {
         self.is_plumbed(address)
     }
 
-    /// A cleaned name that a proxy sends again is closed: nothing else closes what a restart
-    /// restored of it.
+    /// If a proxy sends an earlier answer for a cleaned name again, removes the labels of the name that a restart
+    /// restored. Nothing else removes them.
     fn forget_cleaned(&mut self, mapping: &Mapping) {
         if mapping.replayed && self.was_cleaned(mapping) {
             for address in &mapping.addresses {
@@ -264,7 +263,7 @@ impl State {
         let ttl = mapping.ttl.min(MAX_TTL).max(self.config.min_ttl);
         let mut seen = mapping.seen_at.min(self.now);
         if !mapping.replayed && self.was_cleaned(mapping) {
-            // The client waits for this answer: the name opens again, and stays open through a restart.
+            // The client waits for this answer, so the name opens again, and stays open through a restart.
             seen = self.now;
         }
         let mut expires = seen.plus_secs(u64::from(ttl));
@@ -334,7 +333,7 @@ impl State {
         }
     }
 
-    /// Identity of an address, the world's if nothing else is known.
+    /// Identity of an address. It is the world's if nothing is known about the address.
     pub(super) fn identity_of(&self, address: IpAddr) -> IdentityId {
         let world = self.world_of(address);
         self.ipcache.identity_of(address).unwrap_or(world)

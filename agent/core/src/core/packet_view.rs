@@ -44,7 +44,7 @@ pub struct PacketView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
     /// Rules that decide, by the policy in force at the time of the request. Empty if no rule allows
-    /// the packet, if nothing is restricted, or if policy has no say.
+    /// the packet, if nothing is restricted, or if policy does not decide about such a packet.
     pub rules: Vec<RuleView>,
 }
 

@@ -1,6 +1,6 @@
 //! Pods of the cluster: each address has the identity of its pod's labels.
 //!
-//! In the model a pod is nothing but claims in the ipcache: it makes no revision, and no endpoint's
+//! In the model a pod consists only of claims in the ipcache: a new pod makes no revision, and no endpoint's
 //! DNS rules are rendered for it. Pods and endpoints share identities: a pod of another node and an
 //! endpoint here have one identity if their labels are equal. An address that is also an endpoint's
 //! has the endpoint's identity.

@@ -78,7 +78,7 @@ enum Stage {
     LxcModel(usize),
     Policy(EndpointId, Option<PolicyKey>),
     PolicyModel(EndpointId, Option<PolicyKey>),
-    /// The maps are done, the names are not.
+    /// All maps have been compared, and the names have not.
     Names,
 }
 
@@ -89,8 +89,8 @@ impl Reconcile {
         state.restoration.is_synced().then_some(due)
     }
 
-    /// The next query; `None` before it is due. Programs come first: without them nothing else
-    /// counts.
+    /// The next query; `None` before it is due. Programs come first, because without programs the maps have no
+    /// effect.
     pub(super) fn next(&mut self, state: &mut State) -> Option<MapQuery> {
         if !state.restoration.is_synced() {
             return None;

@@ -118,8 +118,8 @@ impl State {
     }
 
     /// At the end of the grace, keeps an address in a refused prefix that the earlier run denied by
-    /// name. Files do not have such addresses, so nothing tells when their answers end: they stay for
-    /// the longest time that an answer can last. A wildcard stands for the names that it matches.
+    /// name. Files do not have such addresses, so the agent does not know when their answers end.
+    /// They stay for the longest time that an answer can last. A wildcard stands for the names that it matches.
     pub(super) fn keep_denied(&mut self, prefix: IpNet) {
         let address = prefix.addr();
         let is_closed = prefix == IpNet::from(address)
@@ -193,7 +193,7 @@ impl State {
 
 /// Mappings of answers, and the labels that they give.
 impl State {
-    /// What a mapping means for EgressFirewalls. Counts the mapping.
+    /// Returns what a mapping means for EgressFirewalls, and counts the mapping.
     pub(super) fn relevance(&mut self, mapping: &Mapping, ttl: u32, seen: BootTime) -> Relevance {
         let is_trusted = self.is_trusted(mapping.server);
         if self.resolved.used.is_empty() {
@@ -251,7 +251,7 @@ impl State {
         true
     }
 
-    /// Forgets what answers said of these pairs.
+    /// Forgets the answers that gave these pairs.
     pub(super) fn forget_answers(&mut self, pairs: &[NamePair]) {
         for (name, address) in pairs {
             if self.resolved.pairs.forget_answers(name, *address) {
@@ -348,7 +348,7 @@ impl State {
         }
     }
 
-    /// Has an object keep the addresses that it lists while a firewall uses its name.
+    /// Makes an object keep the addresses that it lists, as long as a firewall uses its name.
     fn hold(&mut self, key: &str) {
         let Some(object) = self.resolved.objects.get_mut(key) else {
             return;
@@ -423,12 +423,12 @@ impl State {
         }
     }
 
-    /// Has the names sent to the resolver again, because more of them, or all, are known.
+    /// Marks the names to be sent to the resolver again, because more names, or all of them, are known.
     pub(super) fn publish_names(&mut self) {
         self.resolved.is_unpublished = true;
     }
 
-    /// Takes what the resolver gets after a plan.
+    /// Takes the effects for the resolver after a plan.
     pub(super) fn take_resolver_effects(&mut self) -> Vec<Effect> {
         let observed = std::mem::take(&mut self.resolved.observed).into_iter();
         let mut effects: Vec<Effect> = observed.map(Effect::Observed).collect();

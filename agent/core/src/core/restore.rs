@@ -204,7 +204,7 @@ impl State {
         let shared: BTreeSet<IdentityId> = requests.filter(|id| !asked.insert(*id)).collect();
         for (prefix, identity) in numbers(restored) {
             if identity.is_service() {
-                // The cluster's objects say which addresses Services have.
+                // The addresses of Services come from the cluster's objects.
                 continue;
             }
             let Some(labels) = labels.get(&identity) else {
@@ -503,8 +503,8 @@ fn pods_without_checkpoint(
 type Numbered = (Vec<(IdentityId, LabelSet)>, BTreeMap<IpNet, IdentityId>);
 
 /// The identities of the checkpoint. Numbers that it lacks get the labels of their blocks
-/// ("withhold and request", CFP-28427), so that they mean nothing else meanwhile. The result also
-/// says which prefix asks for which number.
+/// ("withhold and request", CFP-28427), so that no other label set gets them meanwhile. The result also
+/// has the number that each prefix requests.
 fn restored_local(restored: &Restored, world: &World) -> Numbered {
     let mut found = restored.local_identities.clone();
     let known: BTreeSet<IdentityId> = found.iter().map(|(id, _)| *id).collect();

@@ -220,7 +220,7 @@ impl Router {
         self.unattended.as_mut()?.take()
     }
 
-    /// What objects say about the tunnel between nodes, if it changed since the last call.
+    /// The data of objects about the tunnel between nodes, if these data changed since the last call.
     pub fn take_high_scale(&mut self) -> Option<HighScaleView> {
         self.high_scale.as_mut()?.take()
     }

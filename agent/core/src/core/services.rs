@@ -4,7 +4,7 @@
 //! A packet to a Service is judged before the node translates it. The identity's entries follow from
 //! those of the identities behind it ([`super::state::policy_model`]); this file reads the
 //! identities behind a Service from the addresses of its backends, whenever one of these changes
-//! ([`backends`]). [`addresses`] says which Service has an address.
+//! ([`backends`]). [`addresses`] decides which Service has an address.
 
 mod addresses;
 mod backends;
@@ -79,7 +79,7 @@ impl State {
         self.set_node_addresses(&own);
     }
 
-    /// Takes what interfaces of the node say: NodeLocal DNSCache listens on addresses of the DNS Service.
+    /// Follows the interfaces of the node: NodeLocal DNSCache listens on addresses of the DNS Service.
     pub(super) fn on_node_interfaces(&mut self, interfaces: NodeInterfaces) {
         self.cluster.services.interfaces = interfaces;
         let Some(known) = self.cluster.services.known.get(DNS_SERVICE) else {

@@ -28,8 +28,7 @@ pub struct Summary {
     pub revision: u64,
     /// Revision last published to proxies.
     pub published_revision: u64,
-    /// Whether the listings of policies, of endpoints and every other one that had begun were
-    /// complete once.
+    /// Whether the listings of policies and of endpoints, and every other listing that had begun, were complete once.
     pub synced: bool,
     pub endpoints: usize,
     /// Endpoints without a restricted direction.
@@ -77,7 +76,7 @@ pub struct Summary {
     /// Services that are closed to an endpoint because policy treats their backends
     /// differently.
     pub services_mixed: usize,
-    /// Prefixes that the ipcache map has, as far as the plans say.
+    /// Prefixes that the ipcache map has if all plans were carried out.
     pub ipcache_entries: usize,
     /// Maximum number of prefixes in the ipcache map.
     pub ipcache_max: usize,
@@ -167,8 +166,8 @@ pub struct FirewallSummary {
     pub trusted_dns: Vec<String>,
     /// Entries of policy maps that firewalls decide; endpoints of one identity count once.
     pub entries: usize,
-    /// Whether pods of other nodes are taken for addresses outside the cluster, because nothing
-    /// says which addresses they have.
+    /// Whether pods of other nodes count as addresses outside the cluster, because no document shows which addresses
+    /// they have.
     pub takes_pods_for_outside: bool,
 }
 
@@ -237,7 +236,7 @@ pub struct EndpointView {
     pub firewalls: Vec<String>,
     /// Entries of its policy map in force.
     pub policy_entries: usize,
-    /// Revision its policy map realises.
+    /// Policy revision that the entries of its policy map follow from.
     pub policy_revision: u64,
     /// Server ports with DNS rules.
     pub dns_rules: Vec<DnsRulesView>,
@@ -276,8 +275,8 @@ pub struct IdentityView {
     /// Where the number comes from.
     #[serde(default)]
     pub source: NumberSource,
-    /// When the object of the number was made, seconds since 1970; `None` = it has no object, or the
-    /// object does not say.
+    /// When the object of the number was made, seconds since 1970; `None` = the number has no object, or the object has
+    /// no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
 }

@@ -1,5 +1,4 @@
-//! The parts of the core's state, side by side: the model, and what of it the datapath has once all
-//! plans are carried out.
+//! The parts of the core's state: the model, and the part of it that the datapath has once all plans are carried out.
 
 pub(crate) mod carried;
 pub(crate) mod changes;
@@ -84,8 +83,7 @@ pub(crate) struct Proxies {
     pub publication: Publication,
 }
 
-/// Objects of the cluster that have addresses, besides the endpoints of this node, and what policy
-/// selects of them.
+/// Objects of the cluster that have addresses, besides the endpoints of this node, and the selectors of nodes.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterObjects {
     pub pods: Pods,

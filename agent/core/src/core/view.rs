@@ -367,7 +367,7 @@ impl State {
         self.name_views_where(|_, _| true)
     }
 
-    /// Learned addresses that `wanted` asks for.
+    /// Learned addresses for which `wanted` returns true.
     pub(super) fn name_views_where(
         &self,
         wanted: impl Fn(&Fqdn, &IpAddr) -> bool,

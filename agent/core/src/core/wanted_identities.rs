@@ -1,4 +1,4 @@
-//! Label sets of this node that lack an object with their number, and the numbers that come for them.
+//! Label sets of this node that lack a CiliumIdentity, and the numbers that arrive for them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,7 +26,7 @@ impl State {
         self.renumber();
     }
 
-    /// Gives label sets that waited too long for the cluster a number of this node.
+    /// Gives a number of this node to label sets that waited too long for one of the cluster.
     pub(super) fn end_waiting(&mut self) {
         self.numbers.end_waiting(self.now);
         self.renumber();

@@ -55,7 +55,7 @@ pub enum Target {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
     pub endpoint: EndpointView,
-    /// Intended revision of its policy map.
+    /// Intended revision of the endpoint's policy map.
     pub wanted_revision: u64,
     /// The Service (`namespace/name`) whose DNS name in the cluster the target is.
     pub service: Option<String>,
@@ -73,7 +73,7 @@ pub struct Findings {
     pub names: Vec<NameView>,
     /// Addresses of the name that only other endpoints learned.
     pub elsewhere: Vec<NameView>,
-    /// Answers that gave an address to a name of its policy, and do not count.
+    /// Answers that gave an address to a name of the endpoint's policy, and do not count.
     pub untrusted: Vec<UntrustedAnswer>,
     /// DNS servers whose answers count.
     pub trusted_dns: Vec<SocketAddr>,
@@ -112,7 +112,7 @@ pub struct AddressFound {
     pub address: IpAddr,
     /// The longest prefix with an intended identity.
     pub prefix: Option<String>,
-    /// Who gave that prefix its labels.
+    /// Objects and programs that gave that prefix its labels.
     pub owners: Vec<String>,
     /// The intended identity; 0 = none.
     pub wanted: u32,
@@ -133,7 +133,7 @@ pub struct AddressFound {
 }
 
 impl Core {
-    /// Endpoints that a person may mean by a text.
+    /// Endpoints whose number, key, pod, namespace, interface or address matches a text.
     pub fn endpoints_called(&self, text: &str) -> Vec<(EndpointId, String)> {
         let endpoints = self.state.endpoints.iter();
         let named = endpoints.map(|endpoint| {

@@ -34,7 +34,7 @@ pub struct EndpointFile {
     pub history: Vec<HistoryEntry>,
     /// Expired addresses that connections may still use.
     pub zombies: Vec<ZombieEntry>,
-    /// DNS rules, by server identity, if the file has this program's key.
+    /// DNS rules by server identity, if the file has the JSON key `HoldfastDNSRules`; files of Cilium do not.
     pub rules: Option<RulesInFile>,
 }
 
@@ -71,7 +71,8 @@ pub struct HistoryEntry {
     /// TTL, seconds.
     pub ttl: u32,
     pub addresses: Vec<IpAddr>,
-    /// When the answers of trusted DNS servers that gave them end; 0 = no trusted server gave them.
+    /// End of the TTL of the answers in which trusted DNS servers gave these addresses; 0 = no trusted server gave
+    /// them.
     pub trusted_until: u64,
 }
 
@@ -83,9 +84,10 @@ pub struct ZombieEntry {
     pub names: Vec<Fqdn>,
     /// Names under which a trusted DNS server gave it.
     pub trusted: Vec<Fqdn>,
-    /// Until when conntrack last vouched for it; 0 = never.
+    /// Start of the last conntrack scan that found a connection to the address, plus the idle grace period; 0 = no
+    /// scan found one.
     pub alive_at: u64,
-    /// Since when it is expired.
+    /// When the address expired.
     pub delete_pending_at: u64,
 }
 
@@ -124,7 +126,8 @@ pub enum FileError {
 pub use self::json::{parse, render};
 pub(crate) use self::unrendered::{LearnedPair, UnrenderedFile};
 
-/// Where the servers of a DNS rule are, for rules by address.
+/// The addresses of each server identity, for the form of the rules that names servers by address (Cilium's
+/// `DNSRulesV2`).
 pub type ServerAddresses = std::collections::BTreeMap<IdentityId, Vec<ipnet::IpNet>>;
 
 #[cfg(test)]

@@ -19,8 +19,9 @@ pub(super) fn is_key(key: &str) -> bool {
 }
 
 impl State {
-    /// Makes a document for each port of a bridge with a document, and removes the documents of ports that are gone
-    /// or that another document is about. If the ports cannot be listed, these documents stay as they are.
+    /// If a document is about a bridge, makes a document for each port of the bridge. Removes the documents of ports
+    /// that are gone or that another document is about. If the ports cannot be listed, the documents of ports stay as
+    /// they are.
     pub(super) fn expand_bridges(&mut self) {
         let documents = self.documents.iter();
         let bridges: Vec<(String, EndpointDocument)> = documents
@@ -70,7 +71,7 @@ impl State {
             self.problems.retries.forget(&key);
         }
         for (key, (index, document)) in wanted {
-            // Many ports may come at once: each is closed before the first one is looked at.
+            // Many ports may appear at the same time. All of them are closed before the agent looks at the first one.
             if !self.documents.contains_key(&key) && !self.listing.starting {
                 self.gated.close(&key, index, Until::Found);
             }
@@ -91,7 +92,7 @@ impl State {
             })
     }
 
-    /// Endpoints that are ports which lead to an interface of a namespace.
+    /// Keys of the endpoints that are ports of bridges and lead to the interface `ifname` of a namespace.
     pub(super) fn ports_to(
         &self,
         netns: &Netns,

@@ -1,4 +1,4 @@
-//! Endpoints added by command, remembered across restarts of the agent.
+//! Endpoints added by command. Their list survives restarts of the agent.
 
 use std::{
     collections::BTreeMap,
@@ -114,8 +114,8 @@ impl CliFile {
     }
 
     /// Documents by key, of endpoints that were added and not removed. If the list is lost, the documents in `stored`
-    /// take its place. An endpoint of the last run on this boot that is not stored is made again from `restored`. A
-    /// list that was lost while the state directory was not is added to `damaged`.
+    /// take its place. An endpoint of the last run on this boot that is not stored is made again from `restored`. If
+    /// only the list was lost, and not the whole state directory, the loss is added to `damaged`.
     pub(super) fn read_or_recover(
         &self,
         restored: &[EndpointSpec],

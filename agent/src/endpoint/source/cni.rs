@@ -295,8 +295,8 @@ impl EndpointBook {
         self.state.lock().remove_pods(&[id.key()], &*self.deliver)
     }
 
-    /// Removes a pod's interface when the runtime does. Returns false if it is not known. From then on the pod in
-    /// `netns` is not searched for by its address.
+    /// Removes a pod's interface when the runtime removes it. Returns false if the agent does not know the interface.
+    /// From then on the agent does not search for the pod in `netns` by its address.
     pub(crate) fn end(&self, id: &AttachmentId, netns: &Path) -> Result<bool, EndpointError> {
         let mut state = self.state.lock();
         let found = state.taken_in_at(id, netns);
@@ -313,8 +313,8 @@ impl EndpointBook {
         let valid: BTreeSet<String> = valid.iter().map(AttachmentId::key).collect();
         let mut state = self.state.lock();
         let gone = state.documents.keys();
-        // The runtime's names of pods that were found by address are not known: these are removed with their
-        // namespace.
+        // The agent does not know the runtime's names of pods that were found by address. Such a pod is removed with
+        // its namespace.
         let gone = gone.filter(|key| key.starts_with(PREFIX) && !valid.contains(*key));
         let gone: Vec<String> = gone.cloned().collect();
         state.remove_pods(&gone, &*self.deliver)?;

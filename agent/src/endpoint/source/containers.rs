@@ -1,4 +1,5 @@
-//! Endpoints that are containers: which process a container's name means now, and containers that are about to start.
+//! Endpoints that are containers: which process runs in the container with a name, and containers that are about to
+//! start.
 
 use std::io;
 
@@ -82,7 +83,7 @@ fn reason(error: &Option<io::Error>) -> String {
 }
 
 impl EndpointBook {
-    /// Why containers of documents cannot be looked for, and what holds meanwhile.
+    /// Why the agent cannot look for the containers of documents, and what happens to their endpoints meanwhile.
     pub(crate) fn containers_unseen(&self) -> Option<String> {
         let state = self.state.lock();
         let failure = state.containers_failure.as_ref()?;
@@ -149,8 +150,8 @@ impl EndpointBook {
 }
 
 impl State {
-    /// Endpoints of a container whose process is `pid`: one for each interface by which packets leave it. Without a
-    /// way out there is nothing to judge.
+    /// Endpoints of a container whose process is `pid`: one for each interface by which packets leave the container. A
+    /// container without such an interface has none.
     fn endpoints_of(
         &mut self,
         name: Option<&ContainerName>,

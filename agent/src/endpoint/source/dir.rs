@@ -17,7 +17,7 @@ use crate::{
 };
 
 const PREFIX: &str = "dir/";
-/// Name of the file in the state directory that says which directory the documents were read from.
+/// Name of the file in the state directory that names the directory from which the documents were read.
 const READ_FROM: &str = "endpoint_directory.json";
 
 /// Documents and unreadable files that one listing of the directory found.

@@ -60,8 +60,8 @@ pub struct EndpointDocument {
     /// Labels, `source:key[=value]`. Exactly one of `labels` and `pod`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// The pod that the endpoint is, `namespace/name`: its labels and named ports are those of the Pod document, and
-    /// change with it.
+    /// The pod that the endpoint is, `namespace/name`. The labels and named ports of the endpoint are those of the Pod
+    /// document, and change with that document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// Ports that policies may call by a name, `name=port[/protocol]`.
@@ -93,7 +93,7 @@ pub struct EndpointDocument {
 pub(super) enum Addresses {
     /// Only addresses that were accepted before.
     Known,
-    /// The addresses that it has now: its administrator wrote the document or gave the command again.
+    /// The addresses that the interface has now: the administrator wrote the document or gave the command again.
     Present,
 }
 
@@ -113,7 +113,7 @@ fn is_pod(text: &str) -> bool {
     parts.is_some_and(|(namespace, name)| part(namespace) && part(name))
 }
 
-/// The same rule as in the kernel (`dev_valid_name`).
+/// Whether the kernel accepts a text as an interface's name (`dev_valid_name`).
 fn is_interface_name(name: &str) -> bool {
     let is_refused = |c: char| c == '/' || c == ':' || c.is_whitespace();
     (1..IFNAMSIZ).contains(&name.len()) && !matches!(name, "." | "..") && !name.contains(is_refused)
@@ -180,7 +180,7 @@ pub enum EndpointError {
     /// A named port that cannot be read.
     #[error("named-ports: {0}")]
     NamedPort(#[from] NamedPortError),
-    /// The interface is that of a running pod, and the command names another or none.
+    /// The interface is that of a running pod, and the command names another pod or none.
     #[error("interface {ifname} of {netns} is the running pod {pod}'s; give --pod {pod}")]
     OfPod {
         netns: Netns,
@@ -293,7 +293,7 @@ impl EndpointDocument {
         }
     }
 
-    /// Whether the interface is found again by a container's or an interface's name, wherever it was before.
+    /// Whether the endpoint is found again by the name of its container or host-side interface, wherever it was before.
     pub(super) fn returns_by_name(&self) -> bool {
         self.container.is_some() || self.interface.is_some()
     }
@@ -309,7 +309,7 @@ impl EndpointDocument {
         }
     }
 
-    /// The document without the facts that are found later.
+    /// The document without the fields that the agent fills in (`process`, `uid`, `taken_in`).
     pub(super) fn as_written(&self) -> Self {
         Self {
             process: None,
@@ -357,7 +357,7 @@ impl EndpointDocument {
         Ok(self.look(key, before, Addresses::Known)?.spec)
     }
 
-    /// Like [`Self::resolve`], with everything else that the look shows about the pod.
+    /// Like [`Self::resolve`]. Also gives everything else that the agent sees when it looks at the pod.
     pub(super) fn look(
         &self,
         key: &str,
@@ -382,7 +382,8 @@ impl EndpointDocument {
             |before: &&EndpointSpec| before.interface.ifindex != found.interface.ifindex;
         let elsewhere = before.filter(is_elsewhere);
         if let (Netns::Pid(_), Some(before)) = (&netns, elsewhere) {
-            // The number belongs to another process now, but the namespace that the document meant still exists.
+            // Another process has the number now, but the namespace of the process that the document meant still
+            // exists.
             return Ok(Resolved {
                 spec: self.relabelled(before.clone())?,
                 others: Vec::new(),
@@ -427,7 +428,7 @@ impl EndpointDocument {
         })
     }
 
-    /// The document's labels, with the labels that the agent makes.
+    /// The document's labels, and the labels that the agent derives from `named-ports` and `enable-policy`.
     fn all_labels(&self) -> Result<Vec<String>, EndpointError> {
         let mut made = NamedPorts::parse(&self.named_ports)?.labels();
         made.extend(self.enable_policy.map(PolicyMode::label));

@@ -15,12 +15,13 @@ use crate::endpoint::discover::{DiscoverError, lead_apart, leading_to};
 /// An endpoint whose interface was found.
 struct Located {
     spec: EndpointSpec,
-    /// The namespace that its document names now. `None` if it is not known.
+    /// The namespace that the endpoint's document names now. `None` if the agent does not know the namespace.
     namespace: Option<NamespaceId>,
 }
 
 impl State {
-    /// Follows documents that are not settled and are due.
+    /// Looks for the endpoints of documents whose endpoint is not found, whose interface is gone or renamed, whose
+    /// namespace was replaced, or that changed, as far as a retry is due.
     pub(super) fn follow_due(&mut self, deliver: &Deliver) {
         self.forget_ended_pods(deliver);
         self.locate_containers();
@@ -32,7 +33,8 @@ impl State {
         let moved: BTreeSet<&String> = moved.map(|(key, _)| key).collect();
         let waits = |key: &String| self.kept.contains(key) && !moved.contains(key);
         let missing = self.documents.iter().filter(|(key, document)| {
-            // An interface may take the place of one that is gone.
+            // If the namespace of a document is gone, it is looked for only while another interface may take the place
+            // of its former one: that interface has to be closed.
             !self.found.contains_key(*key)
                 && (self.place_left(key).is_some() || !self.is_namespace_gone(key, document))
         });
@@ -49,7 +51,7 @@ impl State {
         self.forget_unwanted();
     }
 
-    /// Opens closed interfaces that are under policy, and forgets documents that are gone.
+    /// Opens closed interfaces that are under policy now, and forgets documents that are gone.
     pub(super) fn forget_unwanted(&mut self) {
         let mut processes = std::mem::take(&mut self.processes);
         processes.retain(|key| self.is_wanted(key));
@@ -120,7 +122,8 @@ impl State {
         }
     }
 
-    /// Awaits the container or interface that a document names: its endpoint is made when it appears.
+    /// Awaits the container or interface that a document names. The endpoint is made when the container or interface
+    /// appears.
     fn await_return(&mut self, key: &str, deliver: &Deliver) {
         self.marks.stale.remove(key);
         self.problems.unresolved.remove(key);
@@ -143,7 +146,7 @@ impl State {
         self.keep(key, document, deliver);
     }
 
-    /// Looks for the interface of a document that was at `before`.
+    /// Looks for the interface that a document names. `before`: where its endpoint was found last.
     fn look_for(
         &self,
         key: &str,
@@ -188,7 +191,7 @@ impl State {
             self.gated
                 .close(key, spec.interface.ifindex, Until::Attached);
         }
-        // The document is the same, but its name stands for another namespace.
+        // The document names the same namespace as before, but another namespace has that name now.
         let replaced = |before: &EndpointSpec| {
             let netns = document.namespace().ok();
             let netns = netns.filter(|netns| netns.to_string() == before.netns);
@@ -242,7 +245,7 @@ impl State {
         }
     }
 
-    /// Whether there is an interface with the number of the endpoint's interface.
+    /// Whether an interface has the number of the endpoint's former interface.
     fn has_successor(&self, key: &str) -> bool {
         let found = self.found.get(key);
         found.is_some_and(|found| {
@@ -252,7 +255,7 @@ impl State {
     }
 
     /// Leaves an endpoint where it was found, with the labels that its document gives it now, until
-    /// the document is resolved. Another document may get the interface.
+    /// the document is resolved. If another document has got the interface meanwhile, the endpoint is not changed.
     pub(super) fn keep(&mut self, key: &str, document: &EndpointDocument, deliver: &Deliver) {
         self.marks.stale.insert(key.to_owned());
         let Some(found) = self.found.get(key).filter(|found| !found.superseded) else {
@@ -366,7 +369,7 @@ impl State {
     }
 }
 
-/// The reason, with the interfaces that are closed.
+/// The reason, and the names of the interfaces that are closed.
 fn with_closed(reason: &str, closed: &[String]) -> String {
     match closed {
         [] => reason.to_owned(),

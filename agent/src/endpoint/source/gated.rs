@@ -12,7 +12,8 @@ pub(super) enum Until {
     Found,
     /// The endpoint's programs are attached.
     Attached,
-    /// The interface is gone. It leads to a namespace that was replaced under its name.
+    /// The interface is gone. This is for an interface that leads to a former namespace, whose name another namespace
+    /// has now.
     Gone,
 }
 
@@ -28,7 +29,7 @@ pub(super) struct Gated {
 }
 
 impl Gated {
-    /// Interfaces that an earlier run closed stay closed until their document is resolved.
+    /// Begins with the interfaces that an earlier run closed. They stay closed until their documents are resolved.
     pub(super) fn new(gate: Option<Box<dyn Gate>>, interfaces: Interfaces) -> Self {
         let restored = gate
             .as_ref()
@@ -88,7 +89,7 @@ impl Gated {
     }
 
     /// Closes an interface. An interface that has the programs of an endpoint stays as it is, unless it leads to a
-    /// namespace that was replaced. Returns false if it is not closed.
+    /// namespace that was replaced ([`Until::Gone`]). Returns false if the interface was not closed.
     pub(super) fn close(&mut self, key: &str, ifindex: u32, until: Until) -> bool {
         let Some(gate) = &mut self.gate else {
             return false;
@@ -146,7 +147,7 @@ impl Gated {
         names.collect()
     }
 
-    /// Notes the interface of a resolved document, which opens once its programs are attached.
+    /// Notes the interface of a resolved document. The interface opens once its programs are attached.
     pub(super) fn resolved(&mut self, key: &str, ifindex: u32) {
         // This includes an interface that was closed for another document, or for an earlier text of this one.
         for closed in self.closed.values_mut() {
@@ -170,8 +171,9 @@ impl Gated {
         }
     }
 
-    /// Opens interfaces that are due: under policy, certainly gone, or of a document that is not wanted any more. An
-    /// interface whose endpoint another document has (`taken`) stays closed until the endpoint is under policy.
+    /// Opens the interfaces that are under policy, that are certainly gone, or whose document is not wanted any more.
+    /// An interface of an endpoint that another document describes (`taken`) stays closed until that endpoint is under
+    /// policy.
     pub(super) fn settle(
         &mut self,
         is_wanted: impl Fn(&DocumentHash) -> bool,

@@ -1,8 +1,8 @@
 //! Endpoints that are wanted, but whose interface is gone: their containers may be started again.
 //!
-//! A container that is started again has a new network namespace and a new interface, which is open
-//! until it is an endpoint. An interface that takes the place of the endpoint's interface (the same name, or one
-//! of its addresses) is closed until then.
+//! A container that is started again has a new network namespace and a new interface. This interface is open until it
+//! is an endpoint. So an interface that takes the place of the endpoint's former interface is closed until then: one
+//! that has the same name, or that leads to a namespace with one of the endpoint's addresses.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -15,7 +15,8 @@ impl State {
     /// Where an endpoint was found last on this boot, if it is wanted and not found now.
     pub(super) fn place_left(&self, key: &str) -> Option<&Place> {
         let document = self.documents.get(key)?;
-        // Such an endpoint is found by name, wherever it comes again.
+        // An endpoint of the CNI plugin has a new key when its pod starts again. A container or an interface that a
+        // document names is found by its name wherever it appears again.
         if cni::is_key(key) || document.returns_by_name() {
             return None;
         }
@@ -52,8 +53,9 @@ impl State {
         successors(&place.interface, &place.addresses, known)
     }
 
-    /// The endpoint that a new one replaces: it was added by command with the same labels, its namespace is gone, and
-    /// the new one has its place, or it was added before the boot.
+    /// Key of the endpoint that a new endpoint replaces. The replaced endpoint was added by command with the same
+    /// labels, and its namespace is gone. Also, the new endpoint has the host-side interface's name or an address of
+    /// the replaced one, or the replaced one was added before the boot.
     pub(super) fn replaced_by(
         &self,
         key: &str,
@@ -94,7 +96,7 @@ impl State {
     }
 }
 
-/// The reason why an endpoint is gone, which of its pod's interfaces are closed or open, and the remedy.
+/// A text with the reason why an endpoint is gone, the interfaces that are closed or open meanwhile, and the remedy.
 pub(super) fn with_remedy(
     reason: &str,
     key: &str,

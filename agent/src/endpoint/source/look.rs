@@ -10,7 +10,7 @@ use super::{
     interfaces::{Interfaces, namespace_id},
 };
 
-/// Interfaces of pods that are not under policy.
+/// Interfaces and addresses of pods that are not under policy.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     /// The endpoint that was looked at last.
@@ -18,8 +18,8 @@ pub(super) struct Looked {
     /// Names of interfaces that lead to another namespace and are no endpoints, by the key of the
     /// pod's endpoint.
     further: BTreeMap<String, Vec<String>>,
-    /// Addresses from which pods on bridges send although their endpoints do not have them, by the
-    /// key of the endpoint.
+    /// Addresses that the interfaces of pods on bridges have instead of the addresses of their endpoints, by the key of
+    /// the endpoint.
     foreign: BTreeMap<String, Vec<IpAddr>>,
 }
 
@@ -88,8 +88,9 @@ fn foreign(own: &[IpAddr], present: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 impl State {
-    /// Looks at one endpoint at each call, in turn. Takes the MAC and the link-local addresses that
-    /// a routed pod gave itself after it was found, and notes further interfaces of a pod.
+    /// Looks at one endpoint at each call, in turn. If it is a routed pod, accepts the MAC and the link-local addresses
+    /// that the pod gave itself after it was found. Also notes further interfaces of the pod, and on a bridge the
+    /// addresses that are not the endpoint's.
     pub(super) fn look_at_next(&mut self, deliver: &Deliver) {
         let wanted = |(key, found): &(&String, &Found)| {
             found.is_settled(&self.interfaces, self.documents.get(*key))
@@ -108,7 +109,7 @@ impl State {
         let Some(document) = self.documents.get(&key) else {
             return;
         };
-        // An endpoint that cannot be found again stays as it is.
+        // If the endpoint cannot be found again, it stays as it is.
         let known = document::Addresses::Known;
         let Ok(looked) = document.look(&key, Some(&before), known) else {
             return;

@@ -12,10 +12,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::EndpointBook;
 use crate::{endpoint::link_events::LinkEvents, watched_dir::WatchedDir};
 
-/// Rest after a poll that an event caused, as a multiple of the time that the poll took: endless events take at most
-/// a tenth of a processor.
+/// Pause after a poll that an event caused, as a multiple of the time that the poll took. So even an endless series of
+/// events takes at most a tenth of a processor.
 const REST: u32 = 10;
-/// The shortest and the longest rest.
+/// The shortest and the longest pause.
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,7 @@
 //! Which process a document's number meant when its endpoint was found.
 //!
-//! After a process has ended, the kernel gives its number to another one. The boot and the start time say whether it
-//! is the same process.
+//! After a process has ended, the kernel may give its number to another process. The boot and the start time show
+//! whether the number still belongs to the same process.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,7 @@ struct Process {
 /// The process that has a document's number now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// The same process as when the endpoint was found, or the first one that is looked at.
+    /// The same process as when the endpoint was found. If no process is recorded, every process counts as the same.
     Same,
     Another,
 }
@@ -67,8 +67,8 @@ impl Process {
     }
 }
 
-/// The processes of documents, in the state directory, and in one that a boot does not empty:
-/// without the file, a number would mean any process.
+/// The processes of documents. They are stored in a file in the state directory, and in one in a directory that a boot
+/// does not empty: without a file, a number would mean any process that has it.
 #[derive(Default)]
 pub(super) struct Processes {
     /// Paths of the file. The first one that exists counts.
@@ -77,9 +77,8 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// Reads the file in the state directory, or else `stored`. Without both, a
-    /// document means the process that has its number now. A file that cannot be used is set aside
-    /// and added to `damaged`.
+    /// Reads the file in the state directory. If there is none, reads `stored`. If there is neither, a document means
+    /// the process that has its number now. A file that cannot be used is set aside and added to `damaged`.
     pub(super) fn open(state: &Path, stored: Option<PathBuf>, damaged: &mut Vec<String>) -> Self {
         let own = Some(state.join("endpoint_processes.json"));
         let paths: Vec<PathBuf> = own.into_iter().chain(stored).collect();

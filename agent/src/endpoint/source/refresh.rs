@@ -1,4 +1,5 @@
-//! Reading the directory of documents again, and resolving what is not settled.
+//! Reading the directory of documents again, and resolving the documents that are not *settled*: whose endpoint is not
+//! found, or has another interface or namespace than before.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +48,7 @@ impl State {
                 self.follow(&key, deliver);
             }
         }
-        // Endpoints of documents that cannot be read now.
+        // These endpoints have documents that cannot be read now.
         let kept = self
             .found
             .keys()
@@ -118,7 +119,7 @@ impl State {
         documents: &BTreeMap<String, Result<EndpointDocument, EndpointError>>,
         before: &BTreeMap<String, SystemTime>,
     ) -> Vec<String> {
-        // A changed document does not approve addresses that its pods have taken meanwhile.
+        // If a document of the file changed, that change does not approve the addresses that pods have taken meanwhile.
         let is_changed = |(key, document): &(&String, &Result<EndpointDocument, _>)| {
             let before = self.documents.get(*key);
             document.as_ref().ok() != before.map(EndpointDocument::as_written).as_ref()

@@ -1,8 +1,7 @@
 //! Files of endpoints that commands added, one for each, in a directory that a boot does not empty.
 //!
-//! The list in the state directory is the one that counts while it is there. The state directory is
-//! usually below /run, and is empty after a boot, or when the service manager removed it: then these
-//! files are the list.
+//! While the state directory has a list, that list counts. The state directory is usually below /run: it is empty after
+//! a boot, or after the service manager removed it. Then these files are the list.
 //!
 //! An endpoint of `--endpoint-dir` has a file here only while its interface is gone and its document exists. The
 //! file says where the endpoint was found last, so that the next run also closes an interface that takes that place.
@@ -58,7 +57,7 @@ impl Place {
         })
     }
 
-    /// Whether the place is of this boot. On another one, other pods have these names and addresses.
+    /// Whether the place is of this boot. After another boot, other pods may have these names and addresses.
     pub(super) fn is_of_this_boot(&self) -> bool {
         boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
     }
@@ -68,7 +67,7 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     version: u32,
-    /// The state directory of the agent that wrote the file: other agents leave the file alone.
+    /// The state directory of the agent that wrote the file. Agents with another state directory do not touch the file.
     state_dir: PathBuf,
     key: String,
     endpoint: EndpointDocument,
@@ -335,7 +334,7 @@ impl State {
         }
     }
 
-    /// Makes the files equal to the list of the last run, which is the one that counts.
+    /// Makes the files equal to the list of the last run, because that list counts.
     pub(super) fn store_all(&mut self) {
         let mut keys: BTreeSet<String> = self.documents.keys().cloned().collect();
         keys.extend(self.store.documents().into_keys());

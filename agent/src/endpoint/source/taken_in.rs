@@ -6,8 +6,9 @@
 //!                                                 ├─► same address: endpoint netns/<file>
 //!  eth0 in each namespace of --cni-netns-dir ─────┘
 //! ```
-//! A namespace is looked into only while a pod has no endpoint, and only if no endpoint is in it. The endpoint is
-//! recorded like those of the CNI plugin, and is removed by the same events.
+//! The agent looks into a namespace only while a pod has no endpoint, and only if the namespace has none. The new
+//! endpoint is recorded like those of the CNI plugin, and is removed by the same events. The code calls this *taking
+//! in* a pod.
 
 mod search;
 #[cfg(test)]
@@ -75,8 +76,8 @@ pub(super) struct TakenIn {
     lacking: BTreeMap<Arc<str>, Lacking>,
     /// Namespaces that were looked into, by file.
     looked_into: BTreeMap<String, LookedInto>,
-    /// Namespaces from which the runtime removed the pod, by file. The namespace's number alone does not identify it:
-    /// when it is gone, the next namespace gets its number.
+    /// Namespaces from which the runtime removed the pod, by file. A namespace's number alone does not identify the
+    /// namespace: when it is gone, the next namespace gets its number.
     removed: BTreeMap<String, NamespaceId>,
     retries: Retries,
 }
@@ -170,7 +171,7 @@ impl State {
         found.map(|(key, _)| key.clone())
     }
 
-    /// Notes that the runtime removed the pod from a namespace, which lasts a little longer.
+    /// Notes that the runtime removed the pod from a namespace. The namespace itself exists for a little longer.
     pub(super) fn leave(&mut self, netns: &Path) {
         let left = namespace_id(&Netns::Path(netns.to_owned())).found();
         let source = self.taken_in.source.as_ref();

@@ -1,4 +1,5 @@
-//! What becomes of the endpoints of the last run at a start and at later looks. Interface 1 is `lo` on every machine.
+//! What happens to the endpoints of the last run at a start, and when the agent looks again later. Interface 1 is `lo`
+//! on every machine.
 
 use std::{fs, os::fd::OwnedFd, path::Path};
 
@@ -175,13 +176,13 @@ fn a_closed_interface_opens_when_it_is_under_policy_or_its_document_is_removed()
     let closed = Arc::clone(&gate.0);
     let mut gated = Gated::new(Some(Box::new(gate)), Interfaces::default());
     let is = |expected: &[u32]| assert_eq!(*closed.lock(), expected.iter().copied().collect());
-    // Interface 2 has the programs of an endpoint: it is closed only if it was left.
+    // Interface 2 has the programs of an endpoint, so it is closed only if its namespace was replaced.
     assert!(!gated.close(KEY, 2, Until::Attached));
     assert!(gated.close(KEY, 1, Until::Attached));
     is(&[1]);
     gated.settle(|_| true, &BTreeSet::new());
     is(&[1]);
-    // Another document has its endpoint now, which is not under policy yet.
+    // Another document describes the endpoint at interface 1 now. The endpoint is not under policy yet.
     gated.settle(|_| false, &BTreeSet::from([1]));
     is(&[1]);
     gated.settle(|_| false, &BTreeSet::new());

@@ -17,7 +17,7 @@ impl State {
     /// Stores what documents name. While some documents are not accepted, what documents named before stays. A file
     /// that was deleted, or could not be written, is written again.
     pub(super) fn store_names(&mut self) -> NamedContainers {
-        // A port of a bridge is not stored: its interface's name goes from one container to the next.
+        // A port of a bridge is not stored, because the name of its interface may belong to another container later.
         let documents = self.documents.iter();
         let documents = documents.filter(|(key, _)| !bridges::is_key(key));
         let documents = documents.map(|(_, document)| document);
@@ -35,15 +35,15 @@ impl State {
         if is_listed && listing.torn.is_empty() && listing.refused.is_empty() {
             listing.unread = NamedContainers::default();
         }
-        // A name that a document has again is removed with that document.
+        // If a document has one of these names again, the name is removed with that document.
         listing.unread.take_out(&named);
         named.add(&listing.unread);
         self.store.set_containers(&named);
         named
     }
 
-    /// Refuses the start of a container that no document names now, if a document named it that may be among
-    /// the documents that are not accepted.
+    /// Refuses the start of a container that no document names now but a former document named. That document may be
+    /// among the documents that are not accepted.
     pub(super) fn refuse_unread(
         &self,
         name: Option<&ContainerName>,

@@ -1,4 +1,4 @@
-//! An answer, as this service reports it.
+//! An answer, as a proxy reports it over this service.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use dns_policy::{
 use fqdn_proto::fqdndata::{FqdnMapping, ProxyErrorType};
 use tonic::Status;
 
-/// Whether there is something to learn. Cilium's agent ignores the same reports.
+/// Whether the agent can learn something from a report. Cilium's agent ignores the same reports as this one.
 pub(super) fn is_answer(request: &FqdnMapping) -> bool {
     let response = request
         .metrics_data
@@ -33,7 +33,8 @@ pub(super) fn client(request: &FqdnMapping) -> Result<IpAddr, Status> {
     text(&request.source_ip).ok_or_else(|| Status::unknown("source_ip is not an address"))
 }
 
-/// Reads a report as an answer to `client`, which is at `place`; `None` if no address in it can be used.
+/// Reads a report as an answer to `client`, whose endpoint is at `location`; `None` if no address in the report can be
+/// used.
 pub(super) fn read(
     request: &FqdnMapping,
     client: IpAddr,

@@ -29,8 +29,8 @@ use crate::{
 const MAX_WAITING: usize = 16_384;
 /// How long a call may take beyond the response max delay.
 const MARGIN: Duration = Duration::from_millis(50);
-/// For how many seconds a list of endpoints' locations is used: a request to the core for each answer would hold the
-/// answer up twice.
+/// For how many seconds a list of endpoints' locations is used. A request to the core for each answer would make the
+/// answer wait for the core twice.
 const CURRENT: u64 = 1;
 /// Maximum messages of revocations whose acknowledgement waits for the core.
 const ACKS: usize = 1024;
@@ -133,7 +133,7 @@ impl Reports {
         }
     }
 
-    /// Returns when the registry closed the stream.
+    /// Passes results on to the calls that wait for them. Returns when the registry has closed the stream.
     async fn pass_on(&self, results: &mut Results, acks: &mpsc::Sender<Event>) {
         while let Some(message) = results.recv().await {
             match message {
@@ -145,7 +145,7 @@ impl Reports {
                         }
                     }
                 }
-                // These clients hold no leases. A revocation that is not acknowledged ends in time.
+                // These clients hold no leases. A revocation that is not acknowledged ends when its leases end.
                 ToStream::Revoke(revocations) => {
                     let stream = self.stream();
                     let given_back = revocations.iter().map(|revocation| RevokeAck {
@@ -180,7 +180,7 @@ impl Reports {
         self.stream.lock().id()
     }
 
-    /// Makes the core learn an answer. Ends within the response max delay, or little later.
+    /// Makes the core learn an answer. Ends at most [`MARGIN`] after the response max delay.
     pub(super) async fn learn(&self, request: &FqdnMapping) -> Result<(), Status> {
         if !mapping::is_answer(request) {
             return Ok(());

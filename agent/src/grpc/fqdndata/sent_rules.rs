@@ -1,6 +1,6 @@
-//! The rules that the agent has sent to proxies of this service. A proxy receives the whole state
-//! each time, but it does not remove a rule that is absent from it, not even one from another
-//! connection. A query from an address without an endpoint can crash it.
+//! The rules that the agent has sent to proxies of this service. A proxy receives the whole state each time, but does
+//! not remove a rule that the state lacks, not even a rule from another connection. A query from an address without an
+//! endpoint can crash a proxy.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -62,7 +62,7 @@ impl SentRules {
         gone.copied().collect()
     }
 
-    /// Records the addresses of endpoints. Returns them, with those of endpoints that were removed a moment ago.
+    /// Records the addresses of endpoints. Returns them, and the addresses of endpoints that were removed a moment ago.
     pub(super) fn addresses(&mut self, now: BootTime, directory: &Directory) -> Vec<At> {
         for seen in self.addresses.values_mut() {
             seen.gone.get_or_insert(now);

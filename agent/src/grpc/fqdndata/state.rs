@@ -20,7 +20,7 @@ use crate::proxies::RulesTable;
 
 /// A pattern that matches no name.
 const NOTHING: &str = ".";
-/// Reserved identities: a rule for every server lists them all.
+/// The reserved identities. A rule that allows every server lists all of them.
 const RESERVED: std::ops::RangeInclusive<u32> = IdentityId::HOST.0..=IdentityId::WORLD_IPV6.0;
 
 /// Whether two states are equal apart from their request ids.
@@ -67,9 +67,9 @@ pub(super) fn build(
     }
 }
 
-/// Omits the prefixes that change no decision: the prefixes that every rule treats like the next shorter
-/// prefix in the list. Some dozens remain on a node, however many addresses it has learned.
-/// Also omits servers of identities that no remaining prefix has.
+/// Omits the prefixes that change no decision: every rule treats such a prefix like the longest remaining prefix
+/// that contains it. Usually some dozens remain, however many addresses the node has learned; docs/src/grpc.md
+/// describes the exception. Also omits servers of identities that no remaining prefix has.
 pub(super) fn shrink(state: &mut PolicyState, directory: &Directory) {
     let mut named_by: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (n, policy) in state.egress_l7_dns_policy.iter().enumerate() {

@@ -17,7 +17,7 @@ use crate::runner;
 /// Gives the answer to one attempt, by the agent's number and the labels; `None` = the server works.
 type Fault = Box<dyn Fn(usize, &LabelSet, Duration) -> Option<u16> + Send + Sync>;
 
-/// A clock that goes on when every task waits for it.
+/// A clock that advances only when every task waits for it.
 struct Clock {
     begin: Instant,
     passed: Mutex<Duration>,
@@ -48,7 +48,7 @@ impl Clock {
         let _gone = receiver.await;
     }
 
-    /// Waits until no task of this thread goes on by itself.
+    /// Waits until every task of this thread waits for the clock.
     async fn settle(&self) {
         let mut quiet = 0;
         while quiet < 16 {
@@ -216,7 +216,7 @@ fn start(
     tasks: &TaskTracker,
 ) -> Identities {
     let shared = Identities::default();
-    // No core takes the numbers: the server notes what it told.
+    // There is no core that takes the numbers. The server records the numbers that it gave.
     let (core, inbox) = runner::channel();
     let maker = Maker {
         objects: Client {

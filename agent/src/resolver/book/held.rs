@@ -1,4 +1,4 @@
-//! One object, with the answers that came since it was read.
+//! One object, with the answers that came after the object was read.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -64,7 +64,7 @@ pub(super) struct Held {
     pub(super) expires: Option<UnixTime>,
     pub(super) is_writing: bool,
     pub(super) retry_at: Option<UnixTime>,
-    /// Answers to pods in this second.
+    /// The second of the latest answer to a pod, and the number of answers in that second.
     news: (UnixTime, u32),
     /// The current write includes this many of `learned`, from the first on.
     writing: usize,
@@ -144,8 +144,8 @@ impl Held {
         })
     }
 
-    /// Whether an answer to a pod, with an address that the object does not have, is worth a closer
-    /// look.
+    /// Counts an answer to a pod that has an address which the object lacks. Returns whether the answer has to be
+    /// examined: there is room, and this second had fewer than [`NEWS`] such answers.
     pub(super) fn may_take_news(&mut self, name: &Fqdn, now: UnixTime) -> bool {
         if !self.has_room(name, now) {
             return false;

@@ -39,7 +39,7 @@ fn at(time: UnixTime) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(time.0)
 }
 
-/// Makes the objects of the names; the store has them.
+/// Makes the objects of the names, and reports to the book that the store has them.
 fn make(book: &mut Book, names: &[&str]) -> Vec<ObjectKey> {
     let wanted = WantedNames {
         names: names.iter().map(|text| name(text)).collect(),
@@ -58,7 +58,7 @@ fn make(book: &mut Book, names: &[&str]) -> Vec<ObjectKey> {
     plan.create.into_iter().map(|(key, _)| key).collect()
 }
 
-/// Makes all due writes, and the store sends the objects.
+/// Makes all due writes, and sends the book the written objects as the store does.
 fn write(book: &mut Book, now: UnixTime) -> usize {
     let writes = book.take_writes(now, 16);
     let count = writes.len();
@@ -315,7 +315,7 @@ fn names_of_a_wildcard_do_not_delay_those_of_other_objects() {
     let www = name("www.example.org.");
     let taken = |due: &[(Fqdn, usize)]| due.iter().any(|(name, _)| *name == www);
     let found = |last: u8, ttl| Outcome::Found(vec![(IpAddr::from([192, 0, 2, last]), ttl)]);
-    // After its first look-up, it is due five seconds later, when all others have been due for long.
+    // After its first look-up, www.example.org is due later than the other names: these have been due for long then.
     assert!(taken(&book.schedule().take_due(NOW, 1000)));
     book.looked_up(&www, &found(2, 30), NOW);
     for n in 0..MAX_NAMES {
@@ -325,7 +325,7 @@ fn names_of_a_wildcard_do_not_delay_those_of_other_objects() {
     let first = book.schedule().take_due(now, 16);
     assert_eq!(first.len(), 16);
     assert!(taken(&first), "{first:?}");
-    // In the end all names are taken, each once.
+    // After all turns, every name was taken, and none of them twice.
     let mut all = first;
     while let more @ [_, ..] = book.schedule().take_due(now, 16).as_slice() {
         all.extend_from_slice(more);

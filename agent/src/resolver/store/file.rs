@@ -85,7 +85,7 @@ impl FileStore {
             .truncate(false)
             .mode(0o600)
             .open(dir.join(LOCK))?;
-        // A process that may open it may lock it.
+        // Every process that may open the file may lock it.
         file.set_permissions(Permissions::from_mode(0o600))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Some(lock)),
@@ -137,7 +137,7 @@ impl ResolverStore for FileStore {
             let scanned = self.with(move |files| {
                 let scanned = files.scan();
                 let problems = files.problems(&scanned);
-                // A directory that cannot be read has no objects: the agent goes on without them.
+                // A directory that cannot be read counts as empty: the agent continues without objects.
                 if is_first && (scanned.is_ok() || !has_begun) {
                     return Ok((scanned, problems, files.list_events()));
                 }
@@ -183,7 +183,7 @@ impl ResolverStore for FileStore {
                 _ => FileStore::take_lock(&dir).map(|lock| (lock, false)),
             });
             let now = match now.await {
-                // After a panic, which the log has, another agent may have the lock.
+                // After a panic, which is in the log, another agent may have the lock.
                 Ok(Ok((None, _))) | Err(_) => {
                     self.settle(None).await;
                     Role::Follows

@@ -81,7 +81,7 @@ enum What {
 }
 
 impl What {
-    /// The failure in words, and the right that the request needs.
+    /// A text for the failure, and the right that the request needs.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Lease => ("the Lease cannot be taken", "get, create and update leases"),
@@ -171,7 +171,7 @@ impl KubeStore {
         }
     }
 
-    /// Notes how a request went, and words its error.
+    /// Records whether a request succeeded, for the store's health. Gives its error a text and a remedy.
     fn note<T>(&self, what: What, answer: Result<T, RequestError>) -> Result<T, StoreError> {
         let error = match answer {
             Ok(answer) => {

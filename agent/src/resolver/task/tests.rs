@@ -177,9 +177,9 @@ async fn two_hundred_answers_at_two_agents_reach_the_store_although_writes_confl
     .await;
     let conflicts = first.written(WriteResult::Conflict) + second.written(WriteResult::Conflict);
     assert!(conflicts > 0, "no write met another one");
-    // The agents agree with the store.
+    // Each agent has the addresses that the store has.
     for agent in [&first, &second] {
-        // A last write may still be under way: both sides are read each time.
+        // The last write may still be under way, so both sides are read each time.
         let seen = async || {
             let objects = agent.handle.objects().await.unwrap_or_default();
             let there = memory.objects();

@@ -1,7 +1,7 @@
 //! The condition `Valid` in the status of a policy, as Cilium's operator writes it.
 //!
-//! A refused policy gets `False`, and an accepted one `True`. The reason shows whether we wrote the
-//! condition. If another writer set it to `False`, it is never set to `True`.
+//! A refused policy gets `False`, and an accepted one `True`. The reason shows whether an agent wrote the
+//! condition. If another writer set the condition to `False`, the agents never set it to `True`.
 
 use serde_json::{Value, json};
 
@@ -12,15 +12,15 @@ const REFUSED: &str = "Refused";
 /// Reason and message of a policy that is accepted.
 const ACCEPTED: (&str, &str) = ("Accepted", "Policy validation succeeded");
 
-/// Whether the status changes if the policy is accepted: it says that we refused the policy, or
-/// nothing about its validity.
+/// Whether the status has to be written if the policy is accepted. That is so if the status says that the agents
+/// refused the policy, or has no condition `Valid`.
 pub(crate) fn is_marked(status: Option<&Value>) -> bool {
     let conditions = status.and_then(|status| status.get("conditions"));
     let mut conditions = conditions.and_then(Value::as_array).into_iter().flatten();
     says_otherwise(conditions.find(|condition| condition["type"] == VALID))
 }
 
-/// Whether the condition `Valid` is missing, or is our refusal.
+/// Whether the condition `Valid` is missing, or is a refusal by an agent.
 fn says_otherwise(valid: Option<&Value>) -> bool {
     valid.is_none_or(|valid| valid["status"] == "False" && valid["reason"] == REFUSED)
 }

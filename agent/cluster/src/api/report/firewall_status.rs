@@ -1,9 +1,9 @@
 //! The status of an EgressFirewall, in the shape of OVN-Kubernetes: a message of each program that
 //! reports, and one sentence about all of them.
 //!
-//! The agents have one message together, which one of them writes: a message of each node would be
-//! nodes × objects writes, and an object that grows with the cluster. It says whether the agents
-//! accept the rules. Whether a node enforces them is in the status of its agent.
+//! All agents together have one message, and one of them writes it. With a message of each node there would be
+//! nodes × objects writes, and the object would grow with the cluster. The message shows whether the agents accept the
+//! rules. `holdfast-agent status` of a node shows whether that node enforces them.
 
 use serde_json::{Value, json};
 
@@ -11,13 +11,14 @@ use super::event::shortened;
 
 /// Prefix of the one message that all agents share in `status.messages`.
 const OURS: &str = "holdfast: ";
-/// The wording of OVN-Kubernetes, whose own manager computes `status.status` from these messages.
+/// The two texts of OVN-Kubernetes for `status.status`. Its cluster manager computes that field from
+/// `status.messages`.
 const APPLIED: &str = "EgressFirewall Rules applied";
 const REFUSED: &str = "EgressFirewall Rules not correctly applied";
 /// Maximum bytes of a reason in the message; a longer reason is cut.
 const REASON_MAX: usize = 1024;
 
-/// Whether the status changes if the rules are accepted.
+/// Whether the status has to be written if the rules are accepted.
 pub(super) fn is_marked(status: Option<&Value>) -> bool {
     let messages = messages(status);
     match ours(&messages) {

@@ -44,11 +44,11 @@ pub(super) enum What {
 /// Result of a write, as reported to [`Plan::done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// What was to be written is there, or is not needed.
+    /// The object has what was to be written, or does not need it.
     Done,
     /// Another writer was faster; the write is soon tried again.
     Conflict,
-    /// The server refuses it or does not answer.
+    /// The server refuses the write or does not answer.
     Failed,
 }
 
@@ -80,7 +80,7 @@ enum Channel {
 /// The last write about an object.
 #[derive(Debug)]
 struct Written {
-    /// Why the object is refused; `None` if the write says that it is accepted.
+    /// Why the object is refused; `None` if the write reported that the object is accepted.
     message: Option<Arc<str>>,
     is_done: bool,
     at: Instant,
@@ -200,7 +200,7 @@ impl Plan {
     }
 }
 
-/// Whether objects of a kind have a status that says whether they are refused.
+/// Whether objects of a kind have a status for the report that they are refused or accepted.
 pub(super) fn has_condition(kind: &str) -> bool {
     matches!(
         kind,

@@ -156,7 +156,7 @@ impl State {
         labels.collect()
     }
 
-    /// Takes labels off pairs that nothing keeps any more.
+    /// Removes the labels of pairs (name, address) that nothing keeps any more.
     pub(in crate::core) fn unlabel(&mut self, gone: Vec<NamePair>) {
         self.counters.pairs_removed += gone.len() as u64;
         self.end_answers(&gone);

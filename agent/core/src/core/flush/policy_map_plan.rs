@@ -107,7 +107,7 @@ impl Difference {
 }
 
 impl State {
-    /// Plans what an endpoint's policy map lacks; removals are left for later.
+    /// Plans the entries that an endpoint's policy map lacks. Removals are left for later.
     pub(in crate::core) fn plan_policy(
         &mut self,
         plan: &mut Plan,

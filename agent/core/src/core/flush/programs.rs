@@ -1,9 +1,9 @@
 //! When programs are attached.
 //!
-//! After a restart most interfaces still have the programs of the earlier run, which judge by the policy maps that
-//! this run writes. Replacing programs takes the kernel some 16 ms for each endpoint. They are replaced one by one
-//! after the sync, so that mappings and policies do not wait for all of them. Where anything about an endpoint's
-//! attachment changed, or a program is missing, new programs are attached with the plan of the change.
+//! After a restart most interfaces still have the programs of the earlier run. These judge by the policy maps that this
+//! run writes. The replacement of programs takes the kernel some 16 ms for each endpoint. So the programs are replaced
+//! one endpoint after the other after the sync, and mappings and policies do not wait for all of them. If an endpoint's
+//! attachment changed, or if a program is missing, new programs are attached with the plan of the change.
 
 use shared_maps::EndpointId;
 
@@ -60,7 +60,7 @@ impl State {
         let Some(endpoint) = self.endpoints.get_mut(id) else {
             return;
         };
-        // If this fails, it is tried again as any step is.
+        // If the step fails, it is tried again like any other step.
         endpoint.former_programs = None;
         let attachment = endpoint.attachment();
         let before = endpoint.attached.replace(attachment.clone());

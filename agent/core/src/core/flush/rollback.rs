@@ -1,4 +1,4 @@
-//! What a failed step leaves: the model has again what the datapath had before the step.
+//! After a failed step, the model has again the state that the datapath had before the step.
 //!
 //! The plan owns one [`Undo`] for each step. Undoing the failed steps, the last one first, leaves
 //! the planned state of each map equal to what the datapath holds, and marks the rest to be

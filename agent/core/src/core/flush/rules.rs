@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl State {
-    /// An endpoint learned something: its file is to be written soon.
+    /// Marks the file of an endpoint that learned something: it is written soon.
     pub(in crate::core) fn file_soon(&mut self, id: EndpointId) {
         let pairs = self
             .learned
@@ -89,7 +89,7 @@ impl State {
         }
     }
 
-    /// Notes that a write is done that the core did not wait for.
+    /// Notes that a write in the background is done.
     pub(in crate::core) fn on_names_written(
         &mut self,
         plan: &mut Plan,
@@ -99,7 +99,7 @@ impl State {
         plan.make_durable(id, self.files.end_background(id, number));
     }
 
-    /// Notes that a write failed that the core did not wait for.
+    /// Notes that a write in the background failed.
     pub(in crate::core) fn on_names_unwritten(
         &mut self,
         id: EndpointId,

@@ -1,27 +1,26 @@
 //! The circuit breaker on identities of names (CFP-28427, "Circuit breakers?").
 //!
 //! The servers that answer the pods' queries decide which names share an address, and so how many
-//! combinations of FQDN selectors get an identity. Once `--tofqdns-max-identities` combinations of
-//! two or more have one (a single selector's identity does not count), a combination that has none
-//! yet gets none:
+//! combinations of FQDN selectors get an identity. `--tofqdns-max-identities` limits the number of combinations of two
+//! or more selectors that have an identity (a single selector's identity does not count). At the limit, no further
+//! combination gets an identity:
 //!
-//! - an address gets the labels of some of its names: those of the largest combination, among the
-//!   latest [`CONSIDERED`] identities, that takes from the address no label which it has and still
-//!   should have;
-//! - without such a combination, an address keeps those of its labels that it still should have, and
+//! - An address gets the labels of only some of its names: those of an existing combination among the latest
+//!   [`CONSIDERED`] identities. The combination must have only labels that the address should have, and each of these
+//!   that the address has already. The largest such combination is chosen.
+//! - Without such a combination, an address keeps those of its labels that it still should have, and
 //!   a new address gets the label of one of its selectors.
 //!
 //! All other labels (of blocks, and of names that EgressFirewalls deny) are always in force, and no
 //! label outlives its name. A single selector's identity, and combinations in force that get a block's
-//! label, come from policy and not from answers: they are never refused. The rest of a combination from
-//! which a name is removed is not refused either: it replaces one in use. Mappings of an address with
-//! only some of its labels count as not realised and get no lease. What has to wait is tried again when
+//! label, come from policy and not from answers: they are never refused. If a name is removed from a combination, the
+//! remaining combination is not refused either, because it replaces one in use. Mappings of an address with
+//! only some of its labels count as not realised and get no lease. Such addresses are tried again when
 //! an identity of names was added or removed.
 //!
-//! After a restart an address has what the ipcache says; identities that are in force there and
-//! those of single selectors count before anything has asked for them again. Where the
-//! checkpoint is lost, the labels of an address are unknown: its number then gets the labels
-//! of all its names.
+//! After a restart an address has the identity that the ipcache has. Identities that are in force there, and those of
+//! single selectors, count even before a prefix or selector requests them again. If the checkpoint is lost, the labels
+//! of an address are unknown: its number then gets the labels of all its names.
 
 use ipnet::IpNet;
 
@@ -79,7 +78,7 @@ impl State {
     }
 
     /// At the sync, notes the combinations that will have an identity once everything is resolved,
-    /// whatever answers say.
+    /// whichever answers arrive.
     pub(in crate::core) fn await_names(&mut self) {
         let withheld = self.numbers.withheld();
         let in_force =

@@ -62,8 +62,8 @@ impl State {
         }
     }
 
-    /// For each label set, the identity whose entries it takes over: the one that is in force at its
-    /// prefixes. `None` if its prefixes have different ones.
+    /// For each label set, the identity whose entries it takes over. This is the identity that is in force at the
+    /// prefixes of the label set. `None` if these prefixes have different identities.
     fn takes_over(&self, moves: &[IpNet]) -> HashMap<LabelSet, Option<IdentityId>> {
         let mut found = HashMap::new();
         for prefix in moves.iter().copied() {
@@ -112,9 +112,9 @@ impl State {
         }
     }
 
-    /// A number that prefixes with different labels ask for goes to none of them, and a label set whose
-    /// prefixes ask for several numbers gets none of these. Otherwise one prefix would for a moment
-    /// have the access of another.
+    /// If prefixes with different labels request one number, none of them gets it. If prefixes with one label set
+    /// request several numbers, the label set gets none of these. Otherwise one prefix would for a moment have the
+    /// access of another.
     fn drop_contested(&mut self) {
         let mut asking: BTreeMap<IdentityId, Option<LabelSet>> = BTreeMap::new();
         let mut asked: HashMap<LabelSet, Option<IdentityId>> = HashMap::new();
@@ -136,10 +136,10 @@ impl State {
         self.restoration.retain_requests(|id| agreed(id).is_some());
     }
 
-    /// Gives identities that come into force the entries of the one they take over from. An identity
-    /// that takes over from several gets the entries of the new policy, which each of its prefixes
-    /// meets with one write: what one of the former identities may do, the others may not. Returns
-    /// the identities whose entries would not fit: their prefixes move with the new policy.
+    /// Gives identities that come into force the entries of the identity that they take over from. An identity that
+    /// takes over from several identities gets the entries of the new policy, because each of the former identities may
+    /// have other access. Each prefix then comes under the new policy with one write. Returns the identities whose
+    /// entries would not fit: their prefixes move with the new policy.
     fn give_policy(
         &mut self,
         plan: &mut Plan,
@@ -224,7 +224,7 @@ impl State {
                 .flat_map(|entries| entries.iter())
                 .map(|(key, value)| (of_identity(key, wanted), *value))
                 .collect();
-            // These are left of a run that was cut short, or of a selector without addresses.
+            // A run that was killed, or a selector without addresses, left these entries.
             let gone = has.iter().filter(|(key, _)| !shall.contains_key(key));
             changes.extend(gone.map(|(key, old)| (endpoint.id, *key, None, Some(*old))));
             let mut added = 0;

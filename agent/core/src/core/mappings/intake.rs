@@ -20,7 +20,7 @@ use crate::core::{
 /// Maximum number of mappings that are kept until the sources are synced.
 const MAX_EARLY: usize = 100_000;
 
-/// See the module.
+/// The rate of each stream, and the mappings that wait for the sync.
 #[derive(Debug)]
 pub(in crate::core) struct Intake {
     rates: HashMap<StreamId, MappingRate>,

@@ -14,7 +14,7 @@ use crate::{
     fqdn::resolved::Room,
 };
 
-/// Who takes an answer.
+/// Which kinds of rules take an answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct Holders {
     /// Whether the node's names, which have the labels of `toFQDNs` rules, take the answer.
@@ -33,7 +33,7 @@ pub(in crate::core) struct HeldPair<'a> {
 }
 
 impl Holders {
-    /// Whether nothing of the answer is learned.
+    /// Whether no kind of rules takes the answer, so that nothing of it is learned.
     pub(in crate::core) fn are_none(self) -> bool {
         !self.names && self.firewalls != Relevance::Counts
     }
@@ -51,7 +51,7 @@ impl Holders {
 }
 
 impl State {
-    /// Who takes an answer; counts the answer.
+    /// Which kinds of rules take an answer. Counts the answer.
     pub(in crate::core) fn holders_of(
         &mut self,
         mapping: &Mapping,

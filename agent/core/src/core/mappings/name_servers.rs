@@ -4,7 +4,7 @@
 //! An address has one identity on the node: its labels open it to every endpoint whose policy selects
 //! the name, whichever pod asked. So the owner of two pods, one of them a DNS server, could open any
 //! address to the pods of others. With [`NameServers::Trusted`], an answer of another server is not
-//! learned: it labels nothing, no file and no lease keeps it, and its pod gets it unchanged.
+//! learned: it gives no address a label, and no file and no lease keeps it. Its pod gets the answer unchanged.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 

@@ -13,8 +13,8 @@ const BURST: f64 = 10.0;
 ///
 /// Each recently learned pair counts against its endpoint. The rate pays these counts off for all
 /// endpoints together, each in proportion to its count. By the rule of [`limits::quota::Quota`] an
-/// endpoint may owe no more than is free. An endpoint that floods the proxy gets half of what there is,
-/// and the others find the other half.
+/// endpoint may owe no more than is free. An endpoint that floods the proxy gets half of the rate, and the other
+/// endpoints have the other half.
 #[derive(Debug)]
 pub(in crate::core) struct MappingRate {
     owed: HashMap<EndpointId, f64>,

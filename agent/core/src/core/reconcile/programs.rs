@@ -1,5 +1,5 @@
-//! Comparing the programs that the kernel has with what was attached: a program that is missing,
-//! replaced or not the first lets packets pass unjudged, so this run is short and frequent.
+//! Comparing the programs that the kernel has with those that were attached. If a program is missing, replaced or not
+//! the first one, packets pass unjudged. So this run is short and frequent.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -79,7 +79,7 @@ impl ProgramsRun {
     ) -> u64 {
         let mut repaired = 0;
         for (id, faults) in found {
-            // Both hooks of an endpoint are often overtaken by the same contender.
+            // Often the same program is before ours at both hooks of an endpoint, so the first fault stands for all.
             let gives_up = match faults.first() {
                 Some(fault) if faults.iter().all(may_last) => !self.may_regain(state, *id, fault),
                 _ => {

@@ -4,7 +4,7 @@
 //! the one that restricts an endpoint. The endpoint's policy map and DNS rules stay those of the
 //! last run until the document is read or removed. Policies of other endpoints give addresses new
 //! identities meanwhile: for each of these the map gets the entries of the address's former
-//! identity. Otherwise an address that a list or a deny of the refused document means would pass.
+//! identity. Otherwise packets to an address that a list or a deny of the refused document drops would pass.
 
 use ipnet::IpNet;
 use shared_maps::{
@@ -138,7 +138,7 @@ impl State {
         let denied_before = map.range(..).flatten().filter(|(_, value)| value.is_deny());
         let mut lifted = denied_before.filter(|(key, _)| {
             let peer = IdentityId(key.sec_label);
-            // Names and blocks have no identity yet: what the datapath has of them counts.
+            // Names and blocks have no identity yet, so their entries in the datapath count.
             let known = peer == everyone
                 || self.policy.labels_of(peer).is_some()
                 || self.ipcache.is_in_force(peer);

@@ -1,6 +1,6 @@
 //! Programs at interfaces of pods of which the state directory has nothing.
 //!
-//! The files of an earlier run are lost, so nothing says which pod has the interface, and which policy
+//! The files of an earlier run are lost, so the agent does not know which pod has the interface, and which policy
 //! the pod has. The pod stays closed: its policy map loses its entries, and its programs stay attached
 //! until an endpoint is attached to the interface. If an endpoint is there already, the programs stay
 //! as they are until it is attached.

@@ -1,9 +1,8 @@
 //! EgressFirewalls that are refused and have no good version: each closes its namespace.
 //!
-//! Without a version of the document in force the pods of the namespace would be open, although its
-//! author restricts them. Only an EgressFirewall closes: whatever is wrong with it, its key says which
-//! pods it is about, and it can open nothing. The subject of a refused CiliumNetworkPolicy may be the
-//! part that is wrong.
+//! If no version of the document were in force, the pods of the namespace would be open although its author restricts
+//! them. Only a refused EgressFirewall closes pods: its key shows which pods it is about, whatever is wrong in it, and
+//! it can open nothing. In a refused CiliumNetworkPolicy, the part that names the pods may be the wrong one.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,10 @@
 //! Which Service has an address.
 //!
-//! Several Services may have one address, and authors of Services write `externalIPs` freely. A
-//! Service that has it as an address in the cluster counts before one that has it at a load balancer,
-//! and that one before a Service that has it as an external address. Among equals, the address
-//! belongs to the Service that had it first. An address outside the cluster does not belong to a
-//! Service if it belongs to a node, a pod or an API server ([`Metadata::identity`]), or to a DNS
-//! server that policy names.
+//! Several Services may have one address, and authors of Services write `externalIPs` freely. An address in the cluster
+//! takes precedence over the same address of a load balancer, and both take precedence over the same external address.
+//! If both addresses are of one kind, the address belongs to the Service that had it first. An address outside the
+//! cluster does not belong to a Service if it belongs to a node, a pod or an API server ([`Metadata::identity`]), or to
+//! a DNS server that policy names.
 //!
 //! [`Metadata::identity`]: crate::ipcache::metadata::Metadata::identity
 

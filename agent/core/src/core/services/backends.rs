@@ -3,9 +3,9 @@
 //! Pods and slices come from different sources, one a little later than the other. For [`SKEW`] at
 //! most, a slice may be ahead of its pod, or behind it:
 //!
-//! - A backend in the blocks of pods that names a pod which no document describes is left out. Then
-//!   no rule selects it. Outside of these blocks an address is judged as what it is: an author of
-//!   slices may name a pod at any address.
+//! - If a backend in the blocks of pods names a pod that no document describes, the backend is left out for this time.
+//!   After that, no rule selects it. Outside of these blocks, an address is judged by its own identity at once, because
+//!   an author of slices may name a pod at any address.
 //!   Where pods of other nodes are not read (`--high-scale-prune`), no document is awaited: the
 //!   address counts at once.
 //! - A removed pod keeps its identity as a backend.

@@ -1,4 +1,4 @@
-//! What the operator should know about Services, in words.
+//! Warnings about Services, for the operator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -141,7 +141,7 @@ impl State {
         found
     }
 
-    /// A warning if there are Services, and nothing says where pods can be.
+    /// A warning if there are Services, and no block of pods is known.
     fn without_pod_blocks(&self) -> Option<String> {
         let count = self.cluster.services.len();
         let mut documents = self.policy.repository().iter();

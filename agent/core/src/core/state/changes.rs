@@ -1,4 +1,4 @@
-//! What has changed and is not planned yet.
+//! Changes that are not planned yet.
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! What must not open: names that were cleaned, and addresses that no answer may label.
+//! Names that were cleaned, and addresses that no answer may label: neither may open.
 //!
 //! Owns the cleanings, the mark that their file is out of date, and the latest refused addresses. It
 //! keeps two invariants: a cleaning is remembered for longer than any proxy keeps an answer, and
@@ -41,18 +41,18 @@ impl Cleaned {
         self.what.endpoint
     }
 
-    /// Whether it cleans this name of this endpoint.
+    /// Whether the cleaning is about this name at this endpoint.
     pub(crate) fn is_of(&self, endpoint: EndpointId, name: &Fqdn) -> bool {
         self.endpoint().is_none_or(|only| only == endpoint) && self.is_of_name(name)
     }
 
-    /// Whether it cleans this name, of at least one endpoint.
+    /// Whether the cleaning is about this name at one endpoint or more.
     pub(crate) fn is_of_name(&self, name: &Fqdn) -> bool {
         let matcher = self.matcher.as_ref();
         matcher.is_none_or(|matcher| matcher.matches(name))
     }
 
-    /// Whether it makes an older cleaning superfluous.
+    /// Whether this cleaning makes an older one superfluous.
     fn covers(&self, older: &Self) -> bool {
         let (new, old) = (&self.what, &older.what);
         (new.pattern.is_none() || new.pattern == old.pattern)

@@ -1,4 +1,4 @@
-//! The files of endpoints: what is on disk, what is due, and which results wait for it.
+//! The files of endpoints: their content on disk, the writes that are due, and the results that wait for these writes.
 //!
 //! Owns, for each endpoint, the state of its file and the mapping results that are not durable yet;
 //! for removed endpoints, whether a file is left. It keeps one invariant: a result is durable only
@@ -42,7 +42,7 @@ struct Background {
 #[derive(Debug, Default)]
 struct File {
     presence: Presence,
-    /// Whether this run has planned no write of it yet.
+    /// Whether this run has not planned a write of the file yet.
     is_of_earlier_run: bool,
     /// DNS rules in the file; `None` if unknown.
     rules: Option<Arc<EndpointRules>>,
@@ -216,8 +216,8 @@ impl EndpointFiles {
         (before, results)
     }
 
-    /// Notes that a planned write failed: what is on disk is unknown, except whether there is a
-    /// file. It is due again at `retry_at`.
+    /// Notes that a planned write failed: the content on disk is unknown, except whether there is a file. The write is
+    /// due again at `retry_at`.
     pub(crate) fn undo_write(
         &mut self,
         id: EndpointId,

@@ -32,8 +32,8 @@ pub(crate) struct EndpointTable {
     orphans: BTreeSet<EndpointId>,
     left: LeftBehind,
     dirty: BTreeSet<EndpointId>,
-    /// Endpoints that programs of an earlier run may judge. They are not marked for that alone: each plan looks at all
-    /// that are marked.
+    /// Endpoints that programs of an earlier run may judge. This alone does not mark them, because each plan looks at
+    /// all marked endpoints.
     former: BTreeSet<EndpointId>,
     /// Endpoints that cannot be in force now, and why, by key.
     waiting: BTreeMap<String, (EndpointSpec, String)>,
@@ -218,7 +218,7 @@ impl EndpointTable {
         &mut self.left
     }
 
-    /// Notes that a step failed which was to remove what is left under this number.
+    /// Notes that the removal of the state that is left under this number failed.
     pub(crate) fn restore_orphan(&mut self, id: EndpointId) {
         self.orphans.insert(id);
     }

@@ -1,11 +1,11 @@
-//! Endpoints of the last run that keep what they had, because a listing has gaps.
+//! Endpoints of the last run that keep their policy, because the listing of policies has gaps.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use dns_policy::rule::EndpointRules;
 use shared_maps::EndpointId;
 
-/// Why the policy of an endpoint is not what its documents say.
+/// Why an endpoint does not have the policy of its documents.
 pub(crate) const HELD: &str = "its policy of the last run stays in force: a policy document was \
     refused at the start, and no good version of it is known; correct or remove that document \
     (`policy get` names it)";

@@ -92,7 +92,7 @@ impl IdentityBudget {
         self.identities.iter().rev().copied()
     }
 
-    /// Notes that a prefix has the labels of only some of its names. True if it had all before.
+    /// Notes that a prefix has the labels of only some of its names. True if it had the labels of all of them before.
     pub(crate) fn limit(&mut self, prefix: IpNet) -> bool {
         self.limited.insert(prefix)
     }

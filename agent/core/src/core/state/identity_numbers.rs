@@ -1,4 +1,4 @@
-//! Numbers of identities, and what of them is on disk.
+//! Numbers of identities, and which of them are on disk.
 //!
 //! Owns both allocators (endpoints, and everything else), the marks of their checkpoints, the
 //! labels of the host identity, and the [budget of names](super::identity_budget). It keeps one
@@ -43,7 +43,7 @@ pub(crate) struct Givers {
     pub(crate) shares: bool,
 }
 
-/// The allocators of identities, and what of them is on disk.
+/// The allocators of identities, and which of their numbers are on disk.
 #[derive(Debug)]
 pub(crate) struct IdentityNumbers {
     local: LocalScopes,
@@ -119,7 +119,8 @@ impl IdentityNumbers {
 
     /// Acquires the identity of a pod's labels, if there is one.
     pub(crate) fn ask_pod(&mut self, labels: &LabelSet, now: BootTime) -> Asked {
-        // The many changes of other nodes' pods between label sets with objects do not matter here.
+        // Pods of other nodes change often, mostly between label sets that have objects. Such a change makes no object
+        // necessary.
         self.is_changed |= self.endpoints.lacks(labels) || self.endpoints.next_deadline().is_some();
         let asked = self.endpoints.ask(labels, now);
         if let Asked::Have(acquired) = asked
@@ -176,7 +177,7 @@ impl IdentityNumbers {
         self.endpoints.rested(ids, now);
     }
 
-    /// Has label sets that waited too long for the cluster ask again.
+    /// Makes label sets that waited too long for a number of the cluster request a number again.
     pub(crate) fn end_waiting(&mut self, now: BootTime) {
         if self.next_deadline().is_some_and(|due| due <= now) {
             self.is_changed = true;

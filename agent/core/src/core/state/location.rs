@@ -6,8 +6,7 @@ use dns_policy::rule::Transport;
 use ipnet::IpNet;
 use shared_maps::{EndpointId, IdentityId};
 
-/// Endpoints, identities and prefixes, without learned names: it is far cheaper than a
-/// [`crate::core::Snapshot`].
+/// Endpoints, identities and prefixes, without learned names. It costs far less than a [`crate::core::Snapshot`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Directory {
     /// Endpoints in the order of their numbers.

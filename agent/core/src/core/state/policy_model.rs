@@ -161,12 +161,12 @@ impl PolicyModel {
         self.name_selectors.len()
     }
 
-    /// Has names get the label of this selector.
+    /// Adds a selector whose label names get.
     pub(crate) fn add_name_selector(&mut self, selector: &NameRule) {
         self.name_selectors.add(selector);
     }
 
-    /// Has names no longer get the label of this selector. Returns the identities held for it.
+    /// Removes a selector whose label names got. Returns the identities held for it.
     pub(crate) fn remove_name_selector(&mut self, selector: &NameRule) -> Vec<IdentityId> {
         self.name_selectors.remove(selector);
         self.preallocated.remove(selector).unwrap_or_default()
@@ -346,7 +346,7 @@ impl PolicyModel {
         touched
     }
 
-    /// Brings the DNS rules of all subjects up to date. True if the rules of any subject changed.
+    /// Computes the DNS rules of all subjects that are out of date. True if the rules of any subject changed.
     pub(crate) fn refresh_dns(&mut self) -> bool {
         let mut changed = false;
         let dirty = self.subjects.values_mut();

@@ -1,7 +1,7 @@
 //! The revision of the policy, and which DNS rules proxies have.
 //!
 //! Owns the rules that the agent itself judges mappings by (the checked ones), those that proxies were
-//! last given (the published ones), and the marks that say what of these is out of date. It keeps one
+//! last given (the published ones), and marks for those that are out of date. It keeps one
 //! invariant: proxies never have a rule that the agent does not judge by, and they get no rule before
 //! the datapath has the policy that the rule depends on.
 
@@ -16,8 +16,8 @@ use shared_maps::EndpointId;
 
 use crate::core::event::{Effect, RulesUpdate};
 
-/// After this many failed plans in a row, rules are published all the same: a full map is a normal
-/// condition and must not keep restrictions from the proxies for ever.
+/// After this many failed plans in a row, rules are published although the plans failed. A full map is a normal
+/// condition, and proxies must still get new restrictions.
 const MAX_FAILED_PLANS: u32 = 3;
 
 /// DNS rules by endpoint; endpoints without any are left out.

@@ -1,4 +1,4 @@
-//! Names of EgressFirewalls, and what DNSNameResolver objects say of them.
+//! Names of EgressFirewalls, and the addresses in DNSNameResolver objects for them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

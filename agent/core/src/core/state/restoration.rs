@@ -1,4 +1,5 @@
-//! From the start to the end of the grace: what an earlier run left, until the sources replace it.
+//! From the start to the end of the grace (`restore_grace` after the sync): the state that an earlier run left, until
+//! the sources replace it.
 //!
 //! Owns the progress of the sources' listings, the prefixes and numbers of the earlier run, and the
 //! endpoints that keep their former policy ([`super::hold`]). It keeps two invariants: no step is
@@ -101,7 +102,7 @@ impl Restoration {
         &mut self.identities
     }
 
-    /// True at the first call.
+    /// Notes the start. True at the first call only.
     pub(crate) fn start(&mut self) -> bool {
         !std::mem::replace(&mut self.is_started, true)
     }

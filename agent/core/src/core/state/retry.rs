@@ -1,4 +1,4 @@
-//! What failed, and when it is tried again.
+//! Prefixes and steps that failed, and when they are tried again.
 //!
 //! Owns the prefixes without an identity or without room in the ipcache, and what the last plan
 //! that failed reports. It keeps one invariant: as long as something is left to be tried again,

@@ -20,8 +20,8 @@ pub(crate) struct PendingRevocation {
     pub until: BootTime,
 }
 
-/// Revocations by number. An event costs only as much as the revocations that it ends: one cleaning
-/// makes thousands.
+/// Revocations by number. The cost of an event grows only with the number of revocations that it ends, because one
+/// cleaning makes thousands of revocations.
 #[derive(Debug, Default)]
 pub(crate) struct Revocations {
     pending: BTreeMap<u64, PendingRevocation>,

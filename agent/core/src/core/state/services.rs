@@ -1,4 +1,4 @@
-//! Services that the core knows, with their addresses, their identities and what is behind them.
+//! Services that the core knows, with their addresses, their identities and their backends.
 
 pub(crate) mod addresses;
 pub(crate) mod backends;
@@ -50,12 +50,12 @@ pub(crate) struct Services {
 #[derive(Debug)]
 pub(crate) struct KnownService {
     pub(crate) at: Arc<ServiceAt>,
-    /// Identities of its addresses by family. A family is missing if the Service has no address of it, or while
-    /// no number is free.
+    /// Identities of the Service's addresses by family. A family is missing if the Service has no address of that
+    /// family, or while no number is free.
     pub(crate) identities: BTreeMap<Family, IdentityId>,
     /// External addresses that do not count, because of `--k8s-external-ips`.
     pub(crate) refused: Vec<IpAddr>,
-    /// Addresses that it has because of the interface `nodelocaldns`.
+    /// Addresses that the Service has because of the interface `nodelocaldns`.
     pub(crate) local_dns: BTreeSet<IpAddr>,
     /// Backends that are not judged by the identities of their addresses.
     pub(crate) exceptions: BTreeMap<IpAddr, Exception>,
@@ -134,7 +134,7 @@ impl Services {
         })
     }
 
-    /// What interfaces of the node say about Services.
+    /// The interfaces of the node from which addresses of Services follow.
     pub(crate) fn interfaces(&self) -> &NodeInterfaces {
         &self.interfaces
     }

@@ -11,8 +11,8 @@ use crate::{
     source_event::SourceEvent,
 };
 
-/// Address of the Service. Without a Service it is an address outside the cluster, within blocks
-/// that policies name.
+/// Address of the Service. If there is no Service, it is an address outside the cluster, within blocks that policies
+/// name.
 pub const VIP: &str = "1.1.9.9";
 
 /// A port of the Service: protocol, port, port of the backends, and their addresses.

@@ -29,7 +29,7 @@ pub struct Question {
     pub port: u16,
 }
 
-/// Identity of an address: the world's if no entry covers it.
+/// Identity of an address. It is the world's if no entry covers the address.
 pub fn identity(datapath: &MemoryDatapath, address: IpAddr) -> IdentityId {
     let covering = datapath.ipcache.iter().filter_map(|(key, value)| {
         let prefix: IpNet = prefix_of(key)?;

@@ -82,8 +82,7 @@ fn clean(node: &mut Node, name: &str) {
     }
 }
 
-/// There are more selectors than allowed combinations: the identity of a single selector does not
-/// count.
+/// There are more selectors than allowed combinations, because the identity of a single selector does not count.
 #[test]
 fn selectors_alone_do_not_use_the_limit_up() {
     let names: String = (0..8300)
@@ -138,7 +137,7 @@ fn a_combination_that_has_an_identity_is_no_new_one() {
     assert_eq!(open(&node, "1.1.1.2"), [1, 2]);
     learn(&mut node, "c.test", "1.1.1.3");
     assert_eq!(learn(&mut node, "a.test", "1.1.1.3"), NOT_REALISED);
-    // {a, b} would take c away.
+    // The combination {a, b} would take the label of c from the address.
     assert_eq!(learn(&mut node, "b.test", "1.1.1.3"), NOT_REALISED);
     assert_eq!(open(&node, "1.1.1.3"), [3]);
 }
@@ -159,9 +158,9 @@ fn a_name_that_goes_closes_though_what_is_left_has_no_identity() {
     assert_eq!(open(&node, "1.1.1.2"), [3]);
 }
 
-/// Kills the agent and starts it again with what it left, the same policy and endpoint.
+/// Kills the agent and starts it again with the state that it left, and with the same policy and endpoint.
 fn restart(node: &mut Node, max: usize, checkpoint: bool) {
-    // By then the names are on disk.
+    // After six seconds the names are on disk.
     node.tick(node.now.plus_secs(6));
     if !checkpoint {
         node.datapath.checkpoint = None;

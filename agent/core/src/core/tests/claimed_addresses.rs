@@ -35,7 +35,7 @@ fn an_address_of_another_endpoint_or_of_the_node_never_counts() {
         assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
         assert_eq!(node.datapath.lxc, before);
         assert_eq!(problem(&node), "");
-        // The claimed address replaces the pod's own: what was in force stays, and status says why.
+        // The claimed address replaces the pod's own address. The policy in force stays, and status gives the reason.
         node.endpoint(with_addresses("web", 7, &[claimed]));
         assert_eq!(addresses(&node, "web"), ["10.0.0.7"]);
         assert_eq!(node.datapath.lxc, before);
@@ -56,7 +56,7 @@ fn a_later_correct_version_of_an_endpoint_clears_the_fault_of_the_one_before() {
     assert!(problem(&node).contains("`k8s:` is not a label"));
     node.endpoint(spec("other", 8, "app=other"));
     assert_eq!(problem(&node), "");
-    // Nor does the wrong version come back when an endpoint is removed.
+    // The wrong version does not come back either when an endpoint is removed.
     node.event(Event::Endpoints(SourceEvent::Delete("web".to_owned())));
     assert_eq!(problem(&node), "");
     assert_eq!(addresses(&node, "other"), ["10.0.0.8"]);

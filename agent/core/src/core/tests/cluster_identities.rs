@@ -84,7 +84,7 @@ fn a_set_of_this_node_is_wanted_until_its_number_is_given() {
     assert_eq!(member.node.identity("10.0.0.8"), Some(given.id));
     assert!(member.may_connect("10.0.0.8"));
     assert!(!wanted(&member.node).unwrap().contains_key(&db));
-    // The list of objects confirms it: nothing changes.
+    // The list of objects confirms the number, so nothing changes.
     let steps = member.put(&identity(given.id.0, "db"));
     assert!(steps.is_empty(), "{steps:?}");
     // The object is deleted while the pod has its number.
@@ -151,7 +151,7 @@ fn a_pod_of_another_node_keeps_its_identity_until_that_of_its_new_labels_is_ther
     let number = member.node.identity("10.2.0.9").unwrap();
     assert!(number.0 >= 61_440, "{number}");
     assert!(!member.may_connect("10.2.0.9"));
-    // Other addresses do not keep the old number: nothing says whose they were.
+    // Other addresses do not keep the old number, because the agent does not know which pod had them.
     member.put(&pod("db-0", "third", "10.2.0.10"));
     assert_eq!(
         member.node.identity("10.2.0.10"),
@@ -315,7 +315,7 @@ fn a_younger_duplicate_of_an_agent_is_unused_and_those_of_other_writers_and_docu
     assert_eq!(number(&member), Some(IdentityId(5000)));
     let duplicate = member.node.core.identities_in_use().unused.remove(0);
     assert!(member.node.core.is_unused(&duplicate));
-    // The older one is removed: the other one counts, and is in use.
+    // The older object is removed. The other one counts now, and is in use.
     member.change(vec![PolicyChange::Document(SourceEvent::Delete(
         "CiliumIdentity/5000".to_owned(),
     ))]);
@@ -330,7 +330,7 @@ fn a_younger_duplicate_of_an_agent_is_unused_and_those_of_other_writers_and_docu
     member.change(vec![PolicyChange::Document(SourceEvent::Delete(
         "CiliumIdentity/3000".to_owned(),
     ))]);
-    // A document of this node says that it is older. Other nodes do not have it, and use the object.
+    // A document of this node has an earlier time. Other nodes do not have the document, and use the object.
     member.put(&identity(6000, "db").replace(
         "metadata: {",
         "metadata: {creationTimestamp: 2020-01-01T00:00:00Z, ",

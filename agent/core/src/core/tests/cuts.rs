@@ -1,5 +1,5 @@
-//! Fixed plans, cut before each of their steps: the entries in force then are sound, no rules are
-//! published, and the next run ends in the same state as an uncut one.
+//! Fixed plans, cut before each of their steps. The entries that are in force after the cut are sound, no rules are
+//! published, and the next run ends in the same state as a run without a cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,7 @@ fn old_in_parts() -> World {
     world
 }
 
-/// The agent is about to be synced after a restart, while everything changed: one plan.
+/// The agent is about to be synced after a restart, and everything changed meanwhile. This is one plan.
 fn about_to_sync() -> World {
     let mut world = old();
     world.document("new", Some(NEW));

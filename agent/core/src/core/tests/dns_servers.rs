@@ -123,7 +123,7 @@ fn allowed(node: &Node, server: &str, name: &str) -> bool {
     verdict == Verdict::Allow
 }
 
-/// Whether `why` says that the endpoint may look the name up at this server.
+/// Whether the endpoint may look the name up at this server, by the result of `why`.
 fn why_has(node: &Node, server: &str, name: &str) -> bool {
     let target = Target::Name(Fqdn::normalise(name));
     let found = node.core.findings(node.id(), &target).unwrap();
@@ -140,7 +140,7 @@ fn why_has(node: &Node, server: &str, name: &str) -> bool {
     })
 }
 
-/// Whether `policy trace` says that a sender with the endpoint's labels may look the name up.
+/// Whether a sender with the endpoint's labels may look the name up, by the result of `policy trace`.
 fn traced(node: &Node, name: &str) -> bool {
     let labels = node.core.labels_of(node.id()).unwrap();
     let to = To::Name(Fqdn::normalise(name));

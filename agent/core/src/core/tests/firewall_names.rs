@@ -315,7 +315,7 @@ fn cleaned_names_close() {
     node.learn("www.example.com", &["1.1.1.1"]);
     let learned = node.now;
     node.tick(learned.plus_secs(200));
-    // An object of the store is no answer.
+    // An object of the store does not count as an answer.
     node.event(Event::Resolved(vec![object(
         "ns/dns-1",
         "*.example.com.",

@@ -106,7 +106,7 @@ fn problems(node: &Node) -> Vec<String> {
     node.core.summary().endpoint_problems
 }
 
-/// The pod of `shop` reaches what its policy allows, which is new on the node.
+/// The pod of `shop` reaches the addresses that its policy allows, although these are new on the node.
 #[track_caller]
 fn shop_is_as_if_alone(node: &mut Node) {
     node.policy(SHOP_RULES);

@@ -106,7 +106,7 @@ fn high_scale_pods_of_other_nodes_are_not_read_while_pruned() {
     let dns = pod("dns", "db", "10.2.0.8").replace("labels: {", "labels: {k8s-app: kube-dns, ");
     member.put(&dns);
     assert!(member.may_connect("10.2.0.8"));
-    // It loses the label, and is another node's pod.
+    // The pod loses the label, and is on another node.
     member.put(&pod("dns", "db", "10.2.0.8"));
     assert!(!member.may_connect("10.2.0.8"));
     let own = pod("own", "db", "10.2.0.7").replace("worker-2", "worker-1");

@@ -1,5 +1,5 @@
-//! A policy document is refused at a start and no good version of it is known: endpoints of the
-//! last run do not open.
+//! If a policy document is refused at a start, and no good version of it is known, endpoints of the last run do not
+//! open.
 
 use shared_maps::policy::EGRESS;
 

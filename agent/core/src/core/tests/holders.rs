@@ -74,7 +74,7 @@ fn a_closed_stream_of_a_process_that_lives_keeps_its_leases() {
     assert!(!is_open(&node));
 }
 
-/// A process may pass its connection on before it ends: the next owner then goes on answering.
+/// A process may pass its connection on before it ends. The next owner of the connection then continues to answer.
 #[test]
 fn a_stream_that_outlives_its_process_keeps_its_leases() {
     let mut node = leased();

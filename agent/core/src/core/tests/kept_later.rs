@@ -1,4 +1,4 @@
-//! Names written while the core continues: durable once they are reported to be on disk.
+//! Names that are written while the core continues. They are durable once they are reported to be on disk.
 
 use shared_maps::EndpointId;
 

@@ -40,7 +40,7 @@ proptest! {
 
     #[test]
     fn killed_between_any_two_steps(acts in acts(), cut in 0.0f64..1.0, part in parts()) {
-        // A name that the kill prevents from being learned comes again from the proxy, not from the
+        // If the kill prevents that a name is learned, the next run gets the name from the proxy, not from the
         // files.
         let end = acts.iter().rposition(|act| !matches!(act, Act::Learn(..)));
         let acts = end.map_or(&[][..], |end| &acts[..=end]);
@@ -109,7 +109,7 @@ fn killed(acts: &[Act], cut: f64, part: usize) {
     assert_eq!(fates(&node.datapath), fates(&whole.datapath), "{acts:?}");
 }
 
-/// Rules that change while the agent is away meet addresses whose labels change with them.
+/// Rules change while the agent is away, and the labels of addresses change with them.
 #[test]
 fn a_policy_changed_while_the_agent_was_away_comes_after_its_labels() {
     use Act::{Endpoint, Policy};

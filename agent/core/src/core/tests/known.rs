@@ -1,4 +1,4 @@
-//! Names that are known before anybody asks (`--tofqdns-pre-cache`).
+//! Names that are known before a pod looks them up (`--tofqdns-pre-cache`).
 
 use dns_policy::{boot_time::BootTime, name::Fqdn};
 

@@ -62,7 +62,7 @@ const WORLD: u32 = 0b11 << 10;
 const BLOCKS: u32 = 0xffff_0000;
 const OUTSIDE_ONLY: u32 = BLOCKS | WORLD | 0b1_1111;
 
-/// Owners, the most trusted first, each with what it may say besides a block's own label.
+/// Owners, the most trusted first, each with the labels that it may give besides a block's own label.
 const SAYS: [&[u32]; 6] = [
     &[1 << 9, 1 << 5],
     &[],

@@ -55,7 +55,7 @@ fn what_is_left_of_a_pod_stays_until_the_pod_is_added_again() {
     assert_eq!(node.core.left_behind(), [(id, 107)]);
     let steps = node.tick(node.now.plus_secs(3600));
     assert!(!steps.iter().any(opens), "{steps:?}");
-    // An endpoint at another interface does not replace what is left.
+    // An endpoint at another interface does not replace the programs that are left.
     let steps = node.endpoint(spec("other", 8, "app=other"));
     assert!(!steps.iter().any(opens), "{steps:?}");
     // The new endpoint has its programs before the programs of the old number are removed.

@@ -78,7 +78,7 @@ fn reported() -> impl Strategy<Value = Reported> {
 /// A lookup: expiry, instant, TTL.
 type Lookup = (BootTime, BootTime, u32);
 
-/// Everything that mappings change, except records of how it came about.
+/// Everything that mappings change, except the records of the order in which it changed.
 #[derive(Debug, PartialEq)]
 struct LearnedState {
     lookups: BTreeMap<(u16, Fqdn, IpAddr), Lookup>,

@@ -100,7 +100,7 @@ fn an_answer_of_another_tenants_server_opens_nothing_if_only_trusted_servers_cou
     let evil = answer(&node, "a", EVIL);
     let (steps, result) = node.mapping(evil.clone());
     assert!(steps.is_empty(), "{steps:?}");
-    // The pod has nothing to wait for, and no lease could cover another answer.
+    // The answer is released at once, and no lease covers another answer.
     assert_eq!((result.realised, result.lease_end), (Realised::Yes, None));
     let replayed = Mapping {
         replayed: true,

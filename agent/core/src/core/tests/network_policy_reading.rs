@@ -70,7 +70,7 @@ pub(super) fn allows(policies: &[&Value], packet: Packet<'_>) -> bool {
         })
 }
 
-/// What the policies of one type say of a packet.
+/// The ruling of the policies of one type on a packet.
 pub(super) fn ruling(policies: &[&Value], packet: Packet<'_>, policy_type: PolicyType) -> Ruling {
     Reader { packet }.side(policies, policy_type)
 }

@@ -75,7 +75,7 @@ fn opens_at(
     })
 }
 
-/// A Service with one backend, of which no object says that it is a pod.
+/// A Service with one backend that no Pod object describes.
 fn served(name: &str, address: &str, backend: &str) -> String {
     service(name, &format!("clusterIP: {address}"), "{port: 80}")
         + &slice(name, &[("", backend)], "{port: 5432}")

@@ -367,7 +367,7 @@ endpoints: [{endpoints}]
         })
     }
 
-    /// Tells another run of the agent what the sources say.
+    /// Sends all objects of the sources to another run of the agent.
     pub(super) fn replay(&self, node: &mut Node) {
         node.event(node_addresses());
         for event in self.cluster.replay() {
@@ -384,7 +384,7 @@ endpoints: [{endpoints}]
         }
     }
 
-    /// Checks that the maps say what a reading of the policies from scratch says.
+    /// Checks that the maps give the verdicts that a reading of the policies from scratch gives.
     pub(super) fn check_end(&self) {
         for endpoint in &self.node.core.snapshot().endpoints {
             let host: u8 = endpoint.key.parse().unwrap();

@@ -194,7 +194,7 @@ fn what_was_cleaned_stays_so_through_restarts_of_one_boot() {
         node.learn("www.cilium.io", &["1.1.1.1"]);
         let mut report = mapping(&node, "www.cilium.io", &["1.1.1.1"]);
         report.replayed = true;
-        // The disk has no room at first: the list is written once it has.
+        // The disk has no room at first. The list is written once the disk has room.
         node.datapath.fail = Some(|step| matches!(step, Step::KeepCleaned(_)));
         node.event(Event::CleanNames(CleanNames::default()));
         node.datapath.fail = None;

@@ -88,7 +88,7 @@ ports: [{port: 6443}]
         member.delete("Service/default/db");
         member.delete("Pod/default/db-0");
     }
-    // Without the rule it is no DNS server.
+    // Without the rule, the address is not that of a DNS server.
     set_policy(&mut member, "[{toCIDR: [203.0.113.53/32]}]");
     assert!(member.node.identity("203.0.113.53").unwrap().is_service());
     member.put(&evil(OUTSIDE));

@@ -105,7 +105,7 @@ fn an_address_is_left_out_once_however_often_slices_name_it() {
         member.put(&db(&[KNOWN, (pod, "10.2.0.10")]));
         assert!(!is_open(&member, VIP, 80), "{pod}");
     }
-    // It does not help either if the slice names no pod in between.
+    // The address is not left out again either if the slice names no pod in between.
     member.put(&slice("db", &[KNOWN, ("", "10.2.0.10")], "{port: 8080}"));
     member.put(&named);
     assert!(!is_open(&member, VIP, 80));

@@ -350,8 +350,8 @@ fn a_list_and_other_rules_that_come_in_one_step_open_nothing_on_the_way() {
     assert!(changed > 500, "{changed}");
 }
 
-/// A table replaces an entry that allows one identity what was denied to everyone, and from now on
-/// everyone is allowed it.
+/// An entry allows one identity packets that are denied to every other peer. A table replaces this entry, and from then
+/// on every peer may send these packets.
 #[test]
 fn an_entry_that_a_table_replaces_goes_before_everyone_may_send_more() {
     let rules = |namespace: &str, spec: &str| {

@@ -46,9 +46,8 @@ fn numbers(datapath: &MemoryDatapath) -> BTreeMap<IpNet, IdentityId> {
     entries.filter(|(_, id)| id.is_local_scope()).collect()
 }
 
-/// What a release up to 1.15 makes of the maps: it has no checkpoint, and gives each address a
-/// number of its own. The first address of a shared number keeps it, the others get new ones with
-/// the same policy.
+/// Changes the maps as a release up to 1.15 does: it has no checkpoint, and gives each address a number of its own. The
+/// first address of a shared number keeps the number. The others get new numbers with the same policy.
 fn one_number_each(datapath: &mut MemoryDatapath) {
     datapath.checkpoint = None;
     let mut taken = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What the model knows of packets that the datapath reported.
+//! Adds the model's data to packets that the datapath reported: identity, names and rules.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

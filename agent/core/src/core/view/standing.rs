@@ -1,4 +1,4 @@
-//! How far one endpoint is on its way into force.
+//! Whether one endpoint is in force, and if not, what is missing.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -10,21 +10,21 @@ use crate::{
     endpoint::endpoint::Endpoint,
 };
 
-/// How far an endpoint is.
+/// Whether an endpoint is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The core has no endpoint of this key.
     Absent,
-    /// The core cannot take it now, for this reason.
+    /// The core cannot accept the endpoint now, for this reason.
     Waiting(String),
-    /// The core has it, and something of it is not in the datapath; with the reason, if a step failed.
+    /// The core has the endpoint, but a part of it is not in the datapath. With the reason, if a step failed.
     Incomplete(Option<String>),
-    /// Its files, its policy, its addresses and its programs are in force.
+    /// The files, the policy, the addresses and the programs of the endpoint are in force.
     InForce(EndpointId),
 }
 
 impl Core {
-    /// How far the endpoint of this key is.
+    /// Whether the endpoint of this key is in force.
     pub fn standing(&self, key: &str) -> Standing {
         let state = &self.state;
         let endpoint = state.endpoints.by_key(key);

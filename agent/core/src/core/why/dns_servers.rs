@@ -1,6 +1,6 @@
-//! DNS servers of endpoints, by the entries of their policy maps: a server counts where queries to it
-//! come to the proxy. A rule that also opens port 53 of other addresses, as `toFQDNs` without `toPorts`
-//! does, does not make them DNS servers: queries to them bypass the proxy, and nothing is learned.
+//! DNS servers of endpoints, by the entries of their policy maps. A server counts for an endpoint whose queries to it
+//! come to the proxy. A rule such as `toFQDNs` without `toPorts` also opens port 53 of other addresses, but does not
+//! make them DNS servers: queries to them bypass the proxy, and nothing is learned.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ use crate::{
 /// Maximum number of endpoints that a warning names.
 const NAMED: usize = 5;
 
-/// What policy maps do with a query to a server.
+/// Where a query to a server goes, by the policy maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum Way {
     /// It comes to the proxy.

@@ -1,4 +1,4 @@
-//! What happens to a packet, as far as this node can tell.
+//! What happens to a packet, as far as this node can decide.
 
 use serde::{Deserialize, Serialize};
 

@@ -65,7 +65,7 @@ pub struct BackendFound {
     pub port: Port,
     /// Whether its pod is not known yet, so that the other backends decide.
     pub is_left_out: bool,
-    /// What the sender's policy says of it. `None` while it is left out because its pod is unknown,
+    /// The verdict of the sender's policy on it. `None` while it is left out because its pod is unknown,
     /// and behind a port of the node, where egress is judged at that port.
     pub verdict: Option<Verdict>,
     /// The first ordered rule that covers the packet.

@@ -70,8 +70,8 @@ impl State {
         }
     }
 
-    /// Those of the `known` answers whose name the ordered rules have, and that no answer which
-    /// counts gave too.
+    /// Of the `known` answers, those whose name the ordered rules have, unless an answer that counts gave the same
+    /// address.
     fn untrusted_answers<'a>(
         &self,
         side: &Side,

@@ -1,4 +1,4 @@
-//! Policies that are valid and do not do what their authors think, in words.
+//! Warnings about policies that are valid, but probably do not do what their authors think.
 
 use crate::{
     core::{Core, state::State},
@@ -12,7 +12,7 @@ const NAMED: usize = 5;
 const WARNINGS: usize = 50;
 
 impl Core {
-    /// Policies that are valid and do not do what their authors think, in words.
+    /// Warnings about policies that are valid, but probably do not do what their authors think.
     pub fn policy_warnings(&self) -> Vec<String> {
         let state = &self.state;
         let documents = state.policy.repository().iter();

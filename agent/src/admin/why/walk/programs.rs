@@ -39,7 +39,7 @@ impl Walk<'_> {
         );
         let mut faults = self.programs.iter();
         let passes = match self.question.direction {
-            // Netfilter's rules drop what the pod sends, unless its interface is not in their group.
+            // Netfilter's rules drop unjudged packets of a pod only while its interface is in the group of endpoints.
             FlowDirection::Egress => faults.any(|f| matches!(f, ProgramFault::OutOfGroup(_))),
             FlowDirection::Ingress => true,
         };

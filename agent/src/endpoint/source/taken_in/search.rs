@@ -30,7 +30,7 @@ struct Hit {
     spec: EndpointSpec,
 }
 
-/// Why a namespace is not that of a pod.
+/// Why the agent does not put the pod in a namespace under policy.
 #[derive(Debug, thiserror::Error)]
 enum NotTaken {
     #[error(
@@ -119,7 +119,7 @@ impl Search {
         Netns::Path(self.dir.join(file))
     }
 
-    /// The pod in a namespace; `None` if the namespace is another one now.
+    /// The pod in a namespace; `None` if the file is another namespace now.
     fn hit(&self, file: &str, name: &str, pod: &LocalPod) -> Result<Option<Hit>, NotTaken> {
         let document = EndpointDocument {
             netns: Some(self.dir.join(file).to_string_lossy().into_owned()),

@@ -1,5 +1,5 @@
-//! A policy map without room for a deny: its endpoint is closed where an entry is missing, and no
-//! other endpoint is affected ([`crate::policy::compute::explicit`]).
+//! A policy map without room for a deny. Where an entry is missing, its endpoint is closed. No other endpoint is
+//! affected ([`crate::policy::compute::explicit`]).
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ fn groups(difference: Difference) -> BTreeMap<GroupKey, Group> {
     groups
 }
 
-/// Whether the map lets everyone pass in a direction.
+/// Whether the map has an entry that lets packets of every peer pass in a direction.
 fn is_open(endpoint: &Endpoint, direction: u8) -> bool {
     let map = endpoint.policy_map.as_ref();
     let everyone = map.and_then(|map| map.get(EVERYONE));
@@ -170,8 +170,8 @@ impl State {
         Some((endpoint, self.policy.subject(endpoint.identity)?))
     }
 
-    /// Makes the policy of an endpoint explicit where an entry for everyone would let pass what a
-    /// missing entry denies.
+    /// Makes the policy of an endpoint explicit in the directions in which an entry for every peer would let packets
+    /// pass that a missing entry has to deny.
     fn make_explicit(&mut self, id: EndpointId) {
         let Some((endpoint, subject)) = self.with_subject(id) else {
             return;

@@ -1,4 +1,4 @@
-//! One label set of endpoints with the policy that it has.
+//! A *subject*: one label set of endpoints, with the policy that applies to it.
 
 use std::{
     borrow::Cow,
@@ -26,7 +26,7 @@ use crate::{
 use dns_policy::rule::Transport;
 use shared_maps::Be16;
 
-/// Endpoints with one identity: they share policy.
+/// Endpoints with one identity. They share one policy.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) labels: LabelSet,
@@ -213,7 +213,7 @@ impl Subject {
             return false;
         }
         let (own, other) = (&self.policy.egress, &other.policy.egress);
-        // Rules that select all endpoints tend to come first: the last ones differ soonest.
+        // Rules that select all endpoints tend to come first, so a comparison from the end finds a difference sooner.
         let mut rules = own.rules.iter().rev().zip(other.rules.iter().rev());
         let mut tier = own.tier.iter().zip(&other.tier);
         own.enforced == other.enforced

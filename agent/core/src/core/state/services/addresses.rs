@@ -1,4 +1,4 @@
-//! Addresses of Services, and whose they are.
+//! Addresses of Services, and to which Service each of them belongs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -82,8 +82,8 @@ impl ServiceAddresses {
         Some(key)
     }
 
-    /// The Service that an address belongs to, unless it has the address by `spec.externalIPs` alone,
-    /// which any author writes.
+    /// The Service that an address belongs to, unless the Service has the address only by `spec.externalIPs`. Any
+    /// author of Services may write that field.
     pub(crate) fn holder_in_cluster(&self, address: IpAddr) -> Option<&str> {
         let (standing, key) = self.holders.get(&address)?.first()?;
         (*standing != Standing::External).then_some(&**key)

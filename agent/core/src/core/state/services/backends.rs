@@ -35,7 +35,7 @@ pub(crate) enum Exception {
 /// What is behind the address of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Behind {
-    /// It is known by its address.
+    /// The address has this identity.
     Known(IdentityId),
     /// A removed pod, with the identity that it had.
     Departed(IdentityId),
@@ -43,8 +43,8 @@ pub(crate) enum Behind {
     UnknownPod,
 }
 
-/// When addresses were first left out. An address is left out once: removing a slice and writing it
-/// again does not leave its address out again.
+/// When addresses were left out first. An address is left out only once. If a slice is removed and written again, its
+/// address is not left out a second time.
 #[derive(Debug, Default)]
 pub(crate) struct Graces(BTreeMap<IpAddr, BootTime>);
 

@@ -21,7 +21,7 @@ fn member(entries: usize) -> Member {
     member
 }
 
-/// Each Service is open or closed as it is with a map that has room.
+/// Each Service is open or closed as it would be with a map that has room.
 #[test]
 fn services_are_as_open_as_with_room() {
     let put = |member: &mut Member| {

@@ -104,7 +104,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
         .collect()
 }
 
-/// The cluster as the documents say it is.
+/// The cluster as the documents describe it.
 pub(super) struct World {
     pub(super) policies: BTreeMap<String, Value>,
     pods: Vec<(Pod, IpAddr)>,
@@ -275,7 +275,7 @@ impl World {
         packets.collect()
     }
 
-    /// Everyone who sends or receives.
+    /// Every party that sends or receives.
     fn parties(&self) -> Vec<(Party<'_>, IpAddr)> {
         let pods = self.pods.iter();
         let pods = pods.map(|(pod, address)| (Party::Pod(pod), *address));

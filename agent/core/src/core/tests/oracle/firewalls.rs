@@ -1,4 +1,4 @@
-//! EgressFirewalls of a history, and what they say of a packet, read from top to bottom.
+//! EgressFirewalls of a history, and their verdict on a packet: the rules are read from top to bottom.
 
 use std::net::IpAddr;
 

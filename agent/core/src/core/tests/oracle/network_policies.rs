@@ -1,4 +1,4 @@
-//! NetworkPolicies of a history, and what they say of a packet by a reading of the documents.
+//! NetworkPolicies of a history, and their verdict on a packet by a reading of the documents.
 
 use std::net::IpAddr;
 
@@ -95,7 +95,7 @@ impl World {
     /// What the documents have at an address: a pod, a node or an address outside the cluster.
     pub(super) fn peer_at(&self, address: IpAddr) -> Peer {
         if let Some(pod) = self.local(address) {
-            // Its labels are its own: no document names the labels of its namespace.
+            // An endpoint has only its own labels: no document has the labels of its namespace.
             Peer::Pod(as_read(pod, None))
         } else if let Some(pod) = self.cluster.at(address) {
             Peer::Pod(as_read(pod, self.cluster.team_of(pod)))
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// What the NetworkPolicies say of a packet between an endpoint and a peer.
+    /// The verdict of the NetworkPolicies on a packet between an endpoint and a peer.
     pub(super) fn network_policies_say(
         &self,
         host: u8,

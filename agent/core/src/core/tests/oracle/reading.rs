@@ -1,4 +1,4 @@
-//! What the policies say of a packet, rule by rule.
+//! The verdict of the policies on a packet, rule by rule.
 
 use std::net::IpAddr;
 

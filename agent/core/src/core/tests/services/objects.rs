@@ -1,4 +1,4 @@
-//! Pods, Services and what policy says of them, as YAML.
+//! Pods, Services and policies about them, as YAML.
 
 use super::VIP;
 

@@ -26,7 +26,7 @@ use crate::config::Settings;
 /// Who owns the node, since when, and whom it took over from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerView {
-    /// Version of the owner.
+    /// Version of its program, such as `0.1.0`.
     pub version: String,
     /// When it became the owner, RFC 3339.
     pub since: String,

@@ -1,5 +1,5 @@
-//! What a standby answers: its own socket beside the owner's admin socket says what waits, since when, and what it knows
-//! of the owner; its metrics address says that it is alive, and has the metrics of takeovers.
+//! What a standby answers: its own socket beside the owner's admin socket says what waits, since when, and who the
+//! owner is; its metrics address says that it is alive, and has the metrics of takeovers.
 //!
 //! An agent in the place of another one, on the same network, often has the same metrics address. Then the owner has it,
 //! and the standby gets it with the takeover.

@@ -246,10 +246,7 @@ impl<T: Send + 'static> Watch<T> {
         parts.holders = parts.holders.as_ref().map(|_| Holders::default());
         for at in 0..parts.of.len() {
             let mut next = None;
-            loop {
-                let Some((part, _)) = parts.of.get(at) else {
-                    break;
-                };
+            while let Some((part, _)) = parts.of.get(at) {
                 let page = self.page(fields, part, next.take()).await?;
                 let mut seen = std::mem::take(&mut begin);
                 seen.extend(self.put(page.items));

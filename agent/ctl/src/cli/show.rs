@@ -10,6 +10,7 @@ use anyhow::Result;
 use daemon::command_line::{
     output::{self, Output},
     table::{list, maybe, table},
+    terminal::one_line,
 };
 use dns_policy::{boot_time::BootTime, wall_time};
 use holdfast_agent::admin::model::Policies;
@@ -17,7 +18,7 @@ use serde::Serialize;
 
 pub(crate) use self::{
     owner::standby,
-    status::{aligned, cluster_source, status},
+    status::{cluster_source, status},
 };
 
 /// Prints `value` in the requested format. A reader that closed the pipe is no error.
@@ -32,6 +33,16 @@ pub(crate) fn print<T: Serialize + ?Sized>(
 /// A number with its noun: "1 file", "2 files".
 pub(super) fn counted(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// A line for each row, the values below each other. A line feed in a value, for example in a name that
+/// a problem quotes, is escaped: it would begin a line that looks like one of ours.
+pub(crate) fn aligned(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.len()).max();
+    let width = width.unwrap_or_default();
+    rows.iter()
+        .map(|(name, value)| format!("{name:width$}  {}\n", one_line(value)))
+        .collect()
 }
 
 /// The table of `endpoint list`.

@@ -6,16 +6,13 @@ use agent_core::{
     first_of::first_of,
 };
 use agent_datapath::{quota::QuotaView, tunnel::TunnelView, upkeep::RepairsView};
-use daemon::command_line::{
-    table::{maybe, table},
-    terminal::one_line,
-};
+use daemon::command_line::table::{maybe, table};
 use holdfast_agent::{
     admin::model::Status, endpoint::source::taken_in::StartedOpen,
     identities::view::IdentitiesView, proxies::ProxyView,
 };
 
-use super::owner;
+use super::{aligned, owner};
 use crate::cli::resolver;
 
 /// Maximum number of DNS servers that a line lists.
@@ -211,16 +208,6 @@ fn firewalls(summary: &FirewallSummary) -> Option<String> {
     Some(format!(
         "{firewalls} ({rules} rules), {names} names with {addresses} addresses, trusted DNS {dns}"
     ))
-}
-
-/// A line for each row, the values below each other. A line feed in a value, for example in a name that
-/// a problem quotes, is escaped: it would begin a line that looks like one of ours.
-pub(crate) fn aligned(rows: &[(&str, String)]) -> String {
-    let width = rows.iter().map(|(name, _)| name.len()).max();
-    let width = width.unwrap_or_default();
-    rows.iter()
-        .map(|(name, value)| format!("{name:width$}  {}\n", one_line(value)))
-        .collect()
 }
 
 fn process(status: &Status) -> String {

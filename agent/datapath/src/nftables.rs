@@ -213,7 +213,7 @@ mod tests {
         ] {
             let text = missing.to_string();
             assert!(
-                text.starts_with("chain pre of nftables table bridge holdfast_v1"),
+                text.contains("chain pre of nftables table bridge holdfast_v1"),
                 "{text}"
             );
         }

@@ -63,6 +63,9 @@ fn a_full_disk_delays_only_new_state_until_there_is_room() {
         lab.a.expect_closed(at(other4(10), 80))?;
 
         programs.agent.kill_9()?;
+        // Otherwise the next agent removes this file, which it cannot write, and writes others into its space.
+        std::fs::remove_file(lab.directory().join("state/owner.json"))?;
+        disk.fill()?;
         let agent = lab.start_agent(&AgentOptions::default())?;
         ensure!(
             agent.log().contains("free space in --state-dir"),

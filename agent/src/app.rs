@@ -128,20 +128,22 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     agent.look_after(node);
     high_scale::note(&state_dir, stage).context("the note of --high-scale-ipcache")?;
     agent.report_to(manager.clone());
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        () = record.asked_to_end() => {}
+    let on_request = tokio::select! {
+        _ = terminate.recv() => false,
+        _ = interrupt.recv() => false,
+        () = record.asked_to_end() => true,
         () = agent.core_stopped() => bail!("the core's thread ended; see the log"),
-    }
+    };
     manager.stopping();
     tracing::info!("stopping; programs and maps remain in force");
-    if let Err(error) = agent.stop().await {
+    let stopped = agent.stop().await;
+    if let Err(error) = &stopped {
         tracing::warn!(%error);
     }
     // Before the locks are free: the next owner reads it.
     let _panicked = tokio::task::spawn_blocking(move || record.stopped()).await;
-    if let Some(set) = set
+    // A standby waits: nobody uninstalls.
+    if let Some(set) = set.filter(|_| !on_request)
         && set.was_deleted().await
     {
         tracing::info!("the DaemonSet was deleted; everything is taken off this node");
@@ -151,7 +153,11 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
         }
         cleaned.result()?;
     }
-    drop((ownership, presence));
+    match stopped {
+        Ok(()) => drop((ownership, presence)),
+        // A task may still write. The kernel frees the locks when the process has ended.
+        Err(_) => std::mem::forget((ownership, presence)),
+    }
     Ok(())
 }
 

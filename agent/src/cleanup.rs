@@ -6,10 +6,7 @@
 use std::{
     fmt, fs,
     io::{self, Write as _},
-    os::unix::{
-        fs::{FileTypeExt as _, chroot},
-        net::UnixStream,
-    },
+    os::unix::fs::{FileTypeExt as _, chroot},
     path::{Path, PathBuf},
 };
 
@@ -222,7 +219,6 @@ fn report(cleaned: Cleaned) -> anyhow::Result<()> {
 /// Cleans up for a caller that holds the locks of both directories.
 pub(crate) async fn everything(places: &Places) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    let netpol_runs = netns_lock::has_netpol();
     the_cni_configuration(places, &mut cleaned);
     // First: without programs, an interface in the group would send nothing.
     cleaned.part("the group of interfaces", group::leave_all().map(|()| None));
@@ -253,6 +249,7 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
             unclaimed::remove(family),
         );
     }
+    let netpol_runs = netns_lock::has_netpol();
     the_table(&netpol_runs, &mut cleaned);
     let removed = routing::remove().await;
     let text = |parts: Vec<&str>| (!parts.is_empty()).then(|| parts.join(", "));
@@ -267,7 +264,12 @@ pub(crate) async fn everything(places: &Places) -> Cleaned {
     let text = |count| counted(count, "file", "of added endpoints", store);
     cleaned.part(&store.display().to_string(), removed.map(text));
     let state = &places.state_dir;
-    let removed = remove_state(state, !matches!(netpol_runs, Ok(false)));
+    // It may have started meanwhile.
+    let netpol_runs = [netpol_runs, netns_lock::has_netpol()];
+    let removed = remove_state(
+        state,
+        !netpol_runs.iter().all(|runs| matches!(runs, Ok(false))),
+    );
     let text = |count| counted(count, "file or directory", "of state", state);
     cleaned.part(&state.display().to_string(), removed.map(text));
     cleaned
@@ -370,9 +372,10 @@ fn remove_state(dir: &Path, netpol_runs: bool) -> io::Result<usize> {
         let path = entry.path();
         let kind = entry.file_type()?;
         // A socket that answers, such as that for the CNI plugin, is `netpol run`'s: the agent does not run.
-        let is_netpols = NETPOL.iter().any(|name| entry.file_name() == *name)
-            || kind.is_socket() && UnixStream::connect(&path).is_ok();
-        if kind.is_dir() && entry.file_name() == PROXIES || netpol_runs && is_netpols {
+        let is_open = kind.is_socket() && install::is_open(&path);
+        let is_netpols = NETPOL.iter().any(|name| entry.file_name() == *name);
+        let is_proxies = kind.is_dir() && entry.file_name() == PROXIES;
+        if is_proxies || is_open || netpol_runs && is_netpols {
             continue;
         }
         let removed = if kind.is_dir() {

@@ -141,7 +141,10 @@ async fn turn(root: &Path, manager: &ServiceManager) -> Result<Flock<File>> {
 /// Whether the endpoints are where the owner before had them. An owner that was stopped for long, or died before it had
 /// looked for them, does not know.
 fn keeps_endpoints(former: &Former, delay: Duration, watched: &Watched) -> bool {
-    let keeps = former.has_looked() && delay.is_zero() && watched.silent_for() < NOT_LOOKED;
+    let keeps = former.has_looked()
+        && delay.is_zero()
+        && watched.has_answered()
+        && watched.silent_for() < NOT_LOOKED;
     if !keeps {
         tracing::info!(
             "this agent looks for all endpoints before it is ready, as after an ordinary start"

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -12,6 +12,7 @@ use daemon::{
     lookup::Lookup,
     regular_file,
     state_file::{rename_synced, sync_dir, write_atomic},
+    unix_socket::connect_now,
 };
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -224,12 +225,20 @@ pub(crate) fn withdraw(dir: &Path) -> io::Result<bool> {
     Ok(ours)
 }
 
+/// Whether a process has the socket, also if it accepts no connections now.
+pub(crate) fn is_open(socket: &Path) -> bool {
+    match connect_now(socket) {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
+}
+
 /// Whether a process answers the plugin of our configuration in the directory.
 pub(crate) fn is_answered(dir: &Path) -> bool {
     let Lookup::Found(text) = regular_file::look(&dir.join(FILE)) else {
         return false;
     };
-    conflist::socket(&text).is_some_and(|socket| UnixStream::connect(socket).is_ok())
+    conflist::socket(&text).is_some_and(|socket| is_open(&socket))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use agent_core::tunnel_mode::Stage;
 use agent_datapath::files::{ENDPOINT_FILE, StateFiles};
 use dns_policy::boot_time::BootTime;
 use parking_lot::Mutex;
@@ -19,6 +20,7 @@ use crate::{
     admin::standby::socket,
     config::Config,
     epoch::{self, StateDirError},
+    high_scale::{self, StageError},
     restore::{self, RestoreError},
 };
 
@@ -40,6 +42,8 @@ pub(super) enum NotReady {
     State(#[from] RestoreError),
     #[error(transparent)]
     Starts(#[from] StateDirError),
+    #[error(transparent)]
+    Stage(#[from] StageError),
     #[error("it would lose files of the owner that it cannot read: {0}")]
     Damaged(String),
 }
@@ -50,6 +54,8 @@ pub(super) struct Trial {
     bpf_root: PathBuf,
     state: PathBuf,
     copy: PathBuf,
+    /// Step of `--high-scale-ipcache` at which this standby would start, and whether it may leave others out.
+    stage: (Stage, bool),
     /// Why the programs are not loaded.
     programs: Option<String>,
     one: Mutex<()>,
@@ -65,6 +71,10 @@ impl Trial {
             bpf_root: fs::canonicalize(root).unwrap_or_else(|_| root.clone()),
             state: config.state(),
             copy: copy.into(),
+            stage: (
+                config.flags.high_scale.stage(),
+                config.flags.high_scale.high_scale_force,
+            ),
             programs,
             one: Mutex::new(()),
         }
@@ -90,6 +100,10 @@ impl Trial {
             source,
         })?;
         epoch::check(&copy.0)?;
+        let (stage, is_forced) = self.stage;
+        if let Some(damaged) = high_scale::check(&copy.0, stage, is_forced)? {
+            return Err(NotReady::Damaged(damaged));
+        }
         let files = StateFiles::open(&copy.0).map_err(|source| NotReady::Copy {
             path: self.copy.clone(),
             source,
@@ -168,6 +182,7 @@ mod tests {
             bpf_root: dir.join("bpf"),
             state: dir.join("state"),
             copy: dir.join("copy"),
+            stage: (Stage::Unset, false),
             programs: None,
             one: Mutex::new(()),
         }

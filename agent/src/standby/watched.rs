@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -35,6 +38,7 @@ struct Inner {
     state_dir: PathBuf,
     /// When the owner last answered, or this standby began to ask.
     answered: Mutex<Instant>,
+    has_answered: AtomicBool,
     takes_over_at: Mutex<Option<String>>,
 }
 
@@ -46,6 +50,7 @@ impl Watched {
             socket: config.flags.admin_socket.clone(),
             state_dir: config.flags.state_dir.clone(),
             answered: Mutex::new(Instant::now()),
+            has_answered: AtomicBool::new(false),
             takes_over_at: Mutex::new(None),
         }))
     }
@@ -59,11 +64,17 @@ impl Watched {
                 // A release that does not know the question answers, too.
                 Ok(_) | Err(ClientError::Refused(_) | ClientError::Decode(_)) => {
                     *self.0.answered.lock() = Instant::now();
+                    self.0.has_answered.store(true, Ordering::Relaxed);
                 }
                 Err(error) => tracing::debug!(%error, "the owner does not answer"),
             }
             tokio::time::sleep(INTERVAL).await;
         }
+    }
+
+    /// Whether the owner has ever answered this standby.
+    pub(super) fn has_answered(&self) -> bool {
+        self.0.has_answered.load(Ordering::Relaxed)
     }
 
     /// How long the owner has not answered. One question may be on its way.

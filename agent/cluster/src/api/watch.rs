@@ -249,8 +249,7 @@ impl<T: Send + 'static> Watch<T> {
             while let Some((part, _)) = parts.of.get(at) {
                 let page = self.page(fields, part, next.take()).await?;
                 let mut seen = std::mem::take(&mut begin);
-                seen.extend(self.put(page.items));
-                parts.hold(at, &seen);
+                seen.extend(self.put(parts.latest(at, page.items, |object| self.key(object))));
                 next = page.next;
                 if next.is_none() {
                     parts.set_version(at, page.version);
@@ -315,7 +314,8 @@ impl<T: Send + 'static> Watch<T> {
             let seen = match read {
                 Line::Applied(object) => {
                     parts.advance(at, &object);
-                    self.put([object]).pop()
+                    let latest = parts.latest(at, vec![object], |object| self.key(object));
+                    self.put(latest).pop()
                 }
                 Line::Deleted(object) => {
                     parts.advance(at, &object);
@@ -332,9 +332,7 @@ impl<T: Send + 'static> Watch<T> {
                 }
             };
             if let Some(seen) = seen {
-                let seen = vec![seen];
-                parts.hold(at, &seen);
-                self.give(seen).await?;
+                self.give(vec![seen]).await?;
             }
         }
     }
@@ -449,23 +447,25 @@ impl Parts {
 
     /// Goes on to the version of an object.
     fn advance(&mut self, at: usize, object: &Value) {
-        let metadata = object.get("metadata");
-        let now = metadata.and_then(|metadata| metadata.get("resourceVersion"));
-        if let Some(now) = now.and_then(Value::as_str).filter(|now| !now.is_empty()) {
+        if let Some(now) = version(object) {
             self.set_version(at, now.to_owned());
         }
     }
 
-    /// Notes that a part has the objects that it saw.
-    fn hold<T>(&mut self, at: usize, seen: &[Seen<T>]) {
-        let Some(holders) = &mut self.holders else {
-            return;
-        };
-        for seen in seen {
-            if let Seen::Put { key, .. } = seen {
-                holders.put(at, key);
-            }
+    /// Notes that a part has these objects. Gives those that no other part has shown in a later version.
+    fn latest(
+        &mut self,
+        at: usize,
+        mut objects: Vec<Value>,
+        key: impl Fn(&Value) -> String,
+    ) -> Vec<Value> {
+        if let Some(holders) = &mut self.holders {
+            objects.retain(|object| {
+                let version = version(object).and_then(|version| version.parse().ok());
+                holders.put(at, &key(object), version)
+            });
         }
+        objects
     }
 
     /// An object left a part. Gives whether it is gone from all.
@@ -475,6 +475,12 @@ impl Parts {
             None => true,
         }
     }
+}
+
+/// `metadata.resourceVersion` of an object.
+fn version(object: &Value) -> Option<&str> {
+    let version = object.get("metadata")?.get("resourceVersion")?.as_str();
+    version.filter(|version| !version.is_empty())
 }
 
 /// Consecutive answers 404: how many, and when the first request began.

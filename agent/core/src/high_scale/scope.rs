@@ -21,14 +21,43 @@ impl FromStr for KeptLabels {
             let (key, value) = pair.trim().split_once('=').ok_or(KeptLabelsError)?;
             // Labels of pods have this source everywhere else.
             let key = key.strip_prefix("k8s:").unwrap_or(key);
-            let is_plain = |text: &str| !text.contains(['=', '!', ' ', '(', ')']);
-            match !key.is_empty() && is_plain(key) && is_plain(value) {
+            match is_key(key) && (value.is_empty() || is_label(value)) {
                 true => Ok((key.to_owned(), value.to_owned())),
                 false => Err(KeptLabelsError),
             }
         });
         pairs.collect::<Result<_, _>>().map(Self)
     }
+}
+
+/// Whether a text may be a label's value, or the name of its key: the API server refuses a selector with any other.
+fn is_label(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let ends = [text.bytes().next(), text.bytes().last()];
+    let has_ends = ends
+        .iter()
+        .flatten()
+        .filter(|byte| byte.is_ascii_alphanumeric())
+        .count()
+        == 2;
+    has_ends && text.len() <= 63 && text.bytes().all(is_inner)
+}
+
+/// Whether a text may be a label's key: a name, which may follow a DNS name and a slash.
+fn is_key(text: &str) -> bool {
+    let (prefix, name) = match text.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, text),
+    };
+    let is_dns = |prefix: &str| {
+        let mut parts = prefix.split('.');
+        prefix.len() <= 253
+            && !prefix
+                .bytes()
+                .any(|byte| byte.is_ascii_uppercase() || byte == b'_')
+            && parts.all(is_label)
+    };
+    is_label(name) && prefix.is_none_or(is_dns)
 }
 
 impl fmt::Display for KeptLabels {
@@ -139,10 +168,20 @@ mod tests {
 
     #[test]
     fn high_scale_labels_that_are_kept_are_pairs() {
-        for text in ["k8s-app=kube-dns", "a=b,c=d", "a="] {
+        let texts = [
+            "k8s-app=kube-dns",
+            "a=b,c=d",
+            "a=",
+            "app.kubernetes.io/name=dns_1.x",
+        ];
+        for text in texts {
             assert_eq!(text.parse::<KeptLabels>().unwrap().to_string(), text);
         }
-        for text in ["", "a", "=b", "a!=b", "a in (b)", "a=b,", "a==b"] {
+        let long = format!("a={}", "b".repeat(64));
+        for text in [
+            "", "a", "=b", "a!=b", "a in (b)", "a=b,", "a==b", "a=b*", "a=b/c", "a=-b", "a=b.",
+            "-a=b", "A_b/c=d", "a/b/c=d", "/a=b", "a/=b", &long,
+        ] {
             assert_eq!(text.parse::<KeptLabels>(), Err(KeptLabelsError), "{text}");
         }
     }

@@ -27,6 +27,8 @@ pub(super) async fn run(args: &ClientArgs) -> Result<()> {
         if let Ok(Ok(status)) = status
             && status.ready
             && status.pid == standby.pid
+            // In containers, both may have the pid 1.
+            && standby.owned_by.as_ref().is_none_or(|before| before.since != status.owner.since)
         {
             return print(args.output(), &status.owner, |_| {
                 format!(

@@ -40,24 +40,39 @@ pub(super) fn parts(resource: &Resource, pods: &PodScope) -> Vec<Part> {
 
 /// Which parts have an object, by its key. An object that leaves one part may be in another.
 #[derive(Debug, Default)]
-pub(super) struct Holders(BTreeMap<String, BTreeSet<usize>>);
+pub(super) struct Holders(BTreeMap<String, Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    parts: BTreeSet<usize>,
+    /// The latest `metadata.resourceVersion` that a part has shown.
+    version: u64,
+}
 
 impl Holders {
-    /// The part has the object.
-    pub(super) fn put(&mut self, part: usize, key: &str) {
-        match self.0.get_mut(key) {
-            Some(parts) => drop(parts.insert(part)),
-            None => drop(self.0.insert(key.to_owned(), BTreeSet::from([part]))),
+    /// The part has the object in this version. Gives whether no part has shown a later one: a part that lags behind
+    /// the others shows objects as they were. `None`: the version is no number, and counts as the latest.
+    pub(super) fn put(&mut self, part: usize, key: &str, version: Option<u64>) -> bool {
+        if !self.0.contains_key(key) {
+            self.0.insert(key.to_owned(), Held::default());
         }
+        let Some(held) = self.0.get_mut(key) else {
+            return true;
+        };
+        held.parts.insert(part);
+        let version = version.unwrap_or(held.version);
+        let is_latest = version >= held.version;
+        held.version = held.version.max(version);
+        is_latest
     }
 
     /// The object left the part. Gives whether no part has it any more.
     pub(super) fn leave(&mut self, part: usize, key: &str) -> bool {
-        let Some(parts) = self.0.get_mut(key) else {
+        let Some(held) = self.0.get_mut(key) else {
             return true;
         };
-        parts.remove(&part);
-        let is_gone = parts.is_empty();
+        held.parts.remove(&part);
+        let is_gone = held.parts.is_empty();
         if is_gone {
             self.0.remove(key);
         }
@@ -102,9 +117,8 @@ mod tests {
     #[test]
     fn an_object_is_gone_when_no_part_has_it() {
         let mut holders = Holders::default();
-        holders.put(0, "a");
-        holders.put(1, "a");
-        holders.put(1, "a");
+        assert!(holders.put(0, "a", Some(5)) && holders.put(1, "a", Some(5)));
+        assert!(holders.put(1, "a", None) && !holders.put(1, "a", Some(4)));
         assert!(!holders.leave(1, "a") && !holders.leave(1, "a"));
         assert!(holders.leave(0, "a") && holders.leave(0, "a"));
         assert!(holders.0.is_empty());

@@ -336,3 +336,25 @@ async fn a_part_that_cannot_be_read_again_makes_the_kind_stale_and_all_parts_lis
     assert_eq!(watch.next().await, ["listing", "Pod/n/own"]);
     assert_eq!(watch.next().await, ["listed"]);
 }
+
+#[test]
+fn a_part_that_lags_behind_brings_no_earlier_state_back() {
+    let mut parts = Parts::new(vec![Part::default(), Part::default()]);
+    let mut take = |at: usize, version: u32| {
+        let objects = vec![pod("dns", version)];
+        !parts
+            .latest(at, objects, |_| "Pod/n/dns".to_owned())
+            .is_empty()
+    };
+    // The pod was made without a node, and then bound to this one, whose part is read first.
+    assert!(take(0, 10) && take(0, 15));
+    assert!(!take(1, 8) && !take(1, 9));
+    assert!(take(1, 15) && take(0, 16));
+    assert!(!parts.leave(1, "Pod/n/dns") && parts.leave(0, "Pod/n/dns"));
+    // Another pod of this name.
+    assert!(
+        !parts
+            .latest(1, vec![pod("dns", 3)], |_| "Pod/n/dns".to_owned())
+            .is_empty()
+    );
+}

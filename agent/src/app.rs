@@ -142,7 +142,7 @@ pub async fn run(mut config: Config, settings: Settings) -> Result<()> {
     }
     // Before the locks are free: the next owner reads it.
     let _panicked = tokio::task::spawn_blocking(move || record.stopped()).await;
-    // A standby waits: nobody uninstalls.
+    // A standby waits: so Holdfast is not being uninstalled.
     if let Some(set) = set.filter(|_| !on_request)
         && set.was_deleted().await
     {

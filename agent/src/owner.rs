@@ -79,7 +79,7 @@ impl Former {
         run.filter(|run| !self.boot_id.is_empty() && run.boot_id == self.boot_id)
     }
 
-    /// How it ended.
+    /// Whether it was asked to end, or died.
     pub(crate) fn end(&self) -> OwnerEnd {
         match self.run() {
             Some(run) if run.stopped => OwnerEnd::Stopped,

@@ -48,7 +48,7 @@ const NOT_LOOKED: Duration = Duration::from_secs(60);
 pub(crate) struct Taken {
     pub(crate) lock: BpfRootLock,
     pub(crate) begin: Begin,
-    /// The owner before.
+    /// What the former owner left in its file.
     pub(crate) former: Former,
 }
 

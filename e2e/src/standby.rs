@@ -11,8 +11,10 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::lab::Lab;
-use crate::node::AgentOptions;
+use crate::dns::probe::Query;
+use crate::lab::{DNS4, Lab, at, web4};
+use crate::node::{AgentOptions, SdpOptions};
+use crate::policy::{WEB, good_names};
 use crate::process::Program;
 use crate::wait::eventually;
 
@@ -48,6 +50,26 @@ pub fn stands_by(agent: &Program) -> Result<()> {
         ensure!(agent.log().contains(STANDING_BY), "{}", agent.log());
         Ok(())
     })
+}
+
+/// Starts an owner and a proxy. The lab's pod has opened `www.good.test` ([`web4`] 10).
+pub fn owner_of_a_name(lab: &Lab, options: &AgentOptions) -> Result<(Program, Program)> {
+    lab.zone.set("www.good.test", &[web4(10)], 600);
+    lab.write_policy("names.yaml", &good_names())?;
+    let owner = lab.start_agent(options)?;
+    let proxy = lab.start_sdp(&SdpOptions::default())?;
+    lab.add_endpoint(&lab.a, WEB)?;
+    let query = Query::a("www.good.test", DNS4);
+    lab.a.ask(&query)?.expect(web4(10))?;
+    lab.a.expect_open(at(web4(10), 80))?;
+    has_looked(lab)?;
+    Ok((owner, proxy))
+}
+
+/// Fails unless the name of [`owner_of_a_name`] is open, and another address is closed.
+pub fn expect_as_before(lab: &Lab) -> Result<()> {
+    lab.a.expect_open(at(web4(10), 80))?;
+    lab.a.expect_closed(at(web4(12), 80))
 }
 
 /// Waits until this agent is the one that answers, and ready.

@@ -25,13 +25,13 @@ use crate::{
 /// Time between two questions whether the owner lives.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Clones share it.
+/// What this standby sees of the owner. All clones have one state.
 #[derive(Clone, Debug)]
 pub(super) struct Watched(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// This standby.
+    /// What the page says of this standby itself.
     own: StandbyView,
     /// The owner's admin socket.
     socket: PathBuf,

@@ -4,11 +4,12 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use holdfast_e2e::lab::{DNS4, at, web4};
-use holdfast_e2e::policy::good_names;
+use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::process::Program;
-use holdfast_e2e::standby::{LOOKS_FIRST, TAKING_OVER, expect_owner, has_looked, standing_by};
-use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, with_lab};
+use holdfast_e2e::standby::{
+    LOOKS_FIRST, TAKING_OVER, expect_as_before, expect_owner, owner_of_a_name, standing_by,
+};
+use holdfast_e2e::{AgentOptions, Lab, with_lab};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -19,21 +20,9 @@ fn options() -> AgentOptions {
 
 fn with_owner(test: impl FnOnce(&Lab, Program, Program) -> Result<()>) {
     with_lab(|lab| {
-        lab.zone.set("www.good.test", &[web4(10)], 600);
-        lab.write_policy("names.yaml", &good_names())?;
-        let owner = lab.start_agent(&options())?;
-        let proxy = lab.start_sdp(&SdpOptions::default())?;
-        lab.add_endpoint(&lab.a, holdfast_e2e::policy::WEB)?;
-        let query = Query::a("www.good.test", DNS4);
-        lab.a.ask(&query)?.expect(web4(10))?;
-        has_looked(lab)?;
+        let (owner, proxy) = owner_of_a_name(lab, &options())?;
         test(lab, owner, proxy)
     });
-}
-
-fn expect_as_before(lab: &Lab) -> Result<()> {
-    lab.a.expect_open(at(web4(10), 80))?;
-    lab.a.expect_closed(at(web4(12), 80))
 }
 
 /// Waits for an error with each of these parts. The owner goes on.

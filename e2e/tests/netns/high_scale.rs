@@ -15,6 +15,8 @@ use holdfast_e2e::{AgentOptions, Lab, Pod, Program, eventually};
 use shared_maps::event::Reason;
 use shared_maps::tunnel::{DEFAULT_PORT, vni_in};
 
+use super::high_scale_migration::with_known_address;
+
 pub(super) const SOON: Duration = Duration::from_secs(10);
 pub(super) const NEVER: Duration = Duration::from_millis(1_500);
 const OTHER: &str = "k8s:app=other,k8s:io.kubernetes.pod.namespace=default";
@@ -141,6 +143,17 @@ pub(super) fn connects(from: &Pod, to: SocketAddr, limit: Duration) -> Result<bo
     Ok(opened.is_ok())
 }
 
+/// The client admits the web server by its labels, and not the other pod.
+pub(super) fn is_judged(web: &Pod, other: &Pod, client: &Pod) -> Result<()> {
+    let to = at(client.v4.into(), PORT);
+    eventually("the web server is admitted", SOON, || {
+        ensure!(connects(web, to, NEVER)?, "refused");
+        Ok(())
+    })?;
+    ensure!(!connects(other, to, NEVER)?, "the other is admitted");
+    Ok(())
+}
+
 /// Addresses and VNI of a packet of the tunnel, if it is one and the inner addresses are the same.
 pub(super) fn wrapped(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, u32)> {
     let ip = frame.get(14..).filter(|_| is_ipv4(frame))?;
@@ -255,11 +268,7 @@ fn high_scale_full_wraps_nothing_while_the_blocks_outside_are_unknown() {
         let pods = add_pods(fleet)?;
         let _server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
         let to = at(pods.client.v4.into(), PORT);
-        let known = format!("{POLICY}  - fromCIDR: [\"{}/32\"]\n", pods.web.v4);
-        for lab in [fleet.one, fleet.two] {
-            documents(lab)?;
-            lab.write_policy("in.yaml", &known)?;
-        }
+        with_known_address(fleet, &pods)?;
         fleet.one.remove_policy("world.yaml")?;
         let _one = fleet.one.start_agent(&options("full"))?;
         let _two = fleet.two.start_agent(&options("full"))?;

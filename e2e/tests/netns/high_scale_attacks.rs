@@ -52,13 +52,7 @@ fn start(fleet: &Fleet<'_>) -> Result<Nodes> {
 
 /// The web server is admitted and the other pod is not.
 fn is_judged(pods: &Pods) -> Result<()> {
-    let to = at(pods.client.v4.into(), PORT);
-    eventually("the web server is admitted", SOON, || {
-        ensure!(connects(&pods.web, to, NEVER)?, "refused");
-        Ok(())
-    })?;
-    ensure!(!connects(&pods.other, to, NEVER)?, "the other is admitted");
-    Ok(())
+    super::high_scale::is_judged(&pods.web, &pods.other, &pods.client)
 }
 
 fn cleanup(lab: &Lab) -> Result<()> {

@@ -189,13 +189,7 @@ fn start(fleet: &Fleet<'_>, options: [AgentOptions; 2]) -> Result<[Option<Progra
 
 /// The client admits the web server by its labels, and not the other pod.
 fn is_judged(pods: &Pods) -> Result<()> {
-    let to = at(pods.client.v4.into(), PORT);
-    eventually("the web server is admitted", SOON, || {
-        ensure!(connects(&pods.web, to, NEVER)?, "refused");
-        Ok(())
-    })?;
-    ensure!(!connects(&pods.other, to, NEVER)?, "the other is admitted");
-    Ok(())
+    super::high_scale::is_judged(&pods.web, &pods.other, &pods.client)
 }
 
 #[test]

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 const STALLED: Duration = Duration::from_secs(5);
 
 /// While plain packets come, a node has to know the pods of others.
-fn with_known_address(fleet: &Fleet<'_>, pods: &Pods) -> Result<()> {
+pub(super) fn with_known_address(fleet: &Fleet<'_>, pods: &Pods) -> Result<()> {
     for lab in [fleet.one, fleet.two] {
         documents(lab)?;
     }

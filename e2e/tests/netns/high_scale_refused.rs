@@ -11,9 +11,10 @@ use holdfast_e2e::web::Web;
 use holdfast_e2e::{AgentOptions, Lab, eventually};
 
 use super::high_scale::{
-    POLICY, PORT, SOON, add_endpoints, add_pods, documents, identities, maps, options, other_nodes,
-    stop, world, wraps,
+    PORT, SOON, add_endpoints, add_pods, documents, identities, maps, options, other_nodes, stop,
+    world, wraps,
 };
+use super::high_scale_migration::with_known_address;
 
 /// A list of this many blocks is read, written and followed in this time.
 const LONG: Duration = Duration::from_secs(30);
@@ -168,11 +169,7 @@ fn high_scale_too_many_blocks_outside_are_refused_whole() {
         let pods = add_pods(fleet)?;
         let _server = Web::start(&pods.client.netns, &[pods.client.v4.into()], &[PORT], &[])?;
         let to = at(pods.client.v4.into(), PORT);
-        let known = format!("{POLICY}  - fromCIDR: [\"{}/32\"]\n", pods.web.v4);
-        for lab in [fleet.one, fleet.two] {
-            documents(lab)?;
-            lab.write_policy("in.yaml", &known)?;
-        }
+        with_known_address(fleet, &pods)?;
         other_nodes(fleet)?;
         // One object with too many is refused, and so is none: nothing is wrapped.
         fleet

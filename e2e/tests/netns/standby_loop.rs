@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use holdfast_e2e::lab::{DNS4, at, web4};
-use holdfast_e2e::policy::good_names;
+use holdfast_e2e::lab::{at, web4};
 use holdfast_e2e::process::Program;
 use holdfast_e2e::standby::{
-    BRAKES, LOOKS_FIRST, edit_owner_file, expect_owner, has_looked, owner_file, standing_by,
+    BRAKES, LOOKS_FIRST, edit_owner_file, expect_as_before, expect_owner, has_looked, owner_file,
+    owner_of_a_name, standing_by,
 };
-use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, eventually, with_lab};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(15);
@@ -23,21 +23,13 @@ fn killed(lab: &Lab, owner: Program, name: &str) -> Result<Program> {
     let standby = standing_by(lab, name, &options())?;
     owner.kill_9()?;
     expect_owner(lab, &standby)?;
-    lab.a.expect_open(at(web4(10), 80))?;
-    lab.a.expect_closed(at(web4(12), 80))?;
+    expect_as_before(lab)?;
     Ok(standby)
 }
 
 fn with_owner(test: impl FnOnce(&Lab, Program, Program) -> Result<()>) {
     with_lab(|lab| {
-        lab.zone.set("www.good.test", &[web4(10)], 600);
-        lab.write_policy("names.yaml", &good_names())?;
-        let owner = lab.start_agent(&options())?;
-        let proxy = lab.start_sdp(&SdpOptions::default())?;
-        lab.add_endpoint(&lab.a, holdfast_e2e::policy::WEB)?;
-        let query = Query::a("www.good.test", DNS4);
-        lab.a.ask(&query)?.expect(web4(10))?;
-        has_looked(lab)?;
+        let (owner, proxy) = owner_of_a_name(lab, &options())?;
         test(lab, owner, proxy)
     });
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_e2e::lab::{DNS4, at, web4};
-use holdfast_e2e::policy::good_names;
 use holdfast_e2e::process::Program;
 use holdfast_e2e::small_disk::SmallDisk;
 use holdfast_e2e::standby::{
-    LOOKS_FIRST, TAKING_OVER, edit_owner_file, expect_owner, has_looked, second, standing_by,
+    LOOKS_FIRST, TAKING_OVER, edit_owner_file, expect_as_before, expect_owner, has_looked,
+    owner_of_a_name, second, standing_by,
 };
-use holdfast_e2e::{AgentOptions, Lab, Query, SdpOptions, eventually, shell, with_lab};
+use holdfast_e2e::{AgentOptions, Lab, Query, eventually, shell, with_lab};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -20,25 +20,9 @@ fn options() -> AgentOptions {
     AgentOptions::default().flag("--standby")
 }
 
-/// An owner with an endpoint that has opened `www.good.test`.
 fn start(lab: &Lab) -> Result<(Program, Program)> {
-    lab.zone.set("www.good.test", &[web4(10)], 600);
     lab.zone.set("new.good.test", &[web4(11)], 600);
-    lab.write_policy("names.yaml", &good_names())?;
-    let owner = lab.start_agent(&options())?;
-    let proxy = lab.start_sdp(&SdpOptions::default())?;
-    lab.add_endpoint(&lab.a, holdfast_e2e::policy::WEB)?;
-    let query = Query::a("www.good.test", DNS4);
-    lab.a.ask(&query)?.expect(web4(10))?;
-    lab.a.expect_open(at(web4(10), 80))?;
-    has_looked(lab)?;
-    Ok((owner, proxy))
-}
-
-/// What was open is open, and what was closed is closed.
-fn expect_as_before(lab: &Lab) -> Result<()> {
-    lab.a.expect_open(at(web4(10), 80))?;
-    lab.a.expect_closed(at(web4(12), 80))
+    owner_of_a_name(lab, &options())
 }
 
 fn expect_new_name(lab: &Lab) -> Result<()> {

@@ -96,7 +96,7 @@ pub(super) struct Watch<T> {
     pub(super) read: Reader<T>,
     /// As [`Here::has_service_blocks`](crate::Here::has_service_blocks).
     pub(super) has_service_blocks: bool,
-    /// As [`Here::pods`](crate::Here::pods).
+    /// Pods that are read; one list and one stream for each way to select them.
     pub(super) pods: PodScope,
     /// Makes the hashes of objects.
     pub(super) hash: RandomState,

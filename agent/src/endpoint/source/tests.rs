@@ -18,7 +18,7 @@ const KEY: &str = "dir/a.yaml";
 /// No machine has an interface of this index.
 const NO_INTERFACE: u32 = 0x7fff_fff0;
 
-fn restored(key: &str, ifindex: u32, netns: &str) -> EndpointSpec {
+pub(super) fn restored(key: &str, ifindex: u32, netns: &str) -> EndpointSpec {
     EndpointSpec {
         key: key.to_owned(),
         labels: vec!["k8s:app=a".to_owned()],

@@ -53,12 +53,7 @@ impl Holders {
     /// The part has the object in this version. Gives whether no part has shown a later one: a part that lags behind
     /// the others shows objects as they were. `None`: the version is no number, and counts as the latest.
     pub(super) fn put(&mut self, part: usize, key: &str, version: Option<u64>) -> bool {
-        if !self.0.contains_key(key) {
-            self.0.insert(key.to_owned(), Held::default());
-        }
-        let Some(held) = self.0.get_mut(key) else {
-            return true;
-        };
+        let held = self.0.entry(key.to_owned()).or_default();
         held.parts.insert(part);
         let version = version.unwrap_or(held.version);
         let is_latest = version >= held.version;

@@ -3,13 +3,10 @@
 
 use std::{cell::Cell, fs, path::PathBuf, sync::Arc};
 
-use agent_core::{
-    endpoint::spec::{EndpointSpec, PodInterface},
-    source_event::SourceEvent,
-};
+use agent_core::{endpoint::spec::EndpointSpec, source_event::SourceEvent};
 use parking_lot::Mutex;
 
-use super::{EndpointBook, FEW};
+use super::{super::tests::restored, EndpointBook, FEW};
 use crate::endpoint::{container::Containers, source::cli::CliFile};
 
 const NETNS: &str = "hf-none-such";
@@ -85,22 +82,9 @@ fn document(label: &str) -> String {
 }
 
 fn on(number: usize, ifindex: u32, ifname: &str, netns: &str) -> EndpointSpec {
-    EndpointSpec {
-        key: key(number),
-        labels: vec!["k8s:app=a".to_owned()],
-        interface: PodInterface {
-            ifindex,
-            ifname: ifname.to_owned(),
-            mac: [2, 0, 0, 0, 0, 7],
-            node_mac: [2, 0, 0, 0, 1, 7],
-            on_bridge: false,
-            link: Default::default(),
-        },
-        addresses: vec!["10.0.0.7".parse().unwrap()],
-        netns: netns.to_owned(),
-        pod: None,
-        pod_uid: None,
-    }
+    let mut spec = restored(&key(number), ifindex, netns);
+    ifname.clone_into(&mut spec.interface.ifname);
+    spec
 }
 
 fn on_lo(number: usize) -> EndpointSpec {
